@@ -65,8 +65,9 @@ class ArenaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return seen[0], seen[1]
 
     def move(self, source: int, target: int, length: int) -> None:
-        for arena in self._arenas:
-            arena.tensor[target, :, :length] = arena.tensor[source, :, :length]
+        with torch.inference_mode():
+            for arena in self._arenas:
+                arena.tensor[target, :, :length] = arena.tensor[source, :, :length]
 
     def release(self, row: int) -> None:
         for arena in self._arenas:
