@@ -33,7 +33,7 @@ _PEERS = {"int8": "llm-int8", "int4": "nf4"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A prompt and the reference's answer, n tokens; `logits` (n, vocab) are the reference's at each of them."""
+    """A prompt and the reference's answer, n tokens, and the reference's logits (n, vocab) at each."""
 
     tokens: Int64
     answer_start: int

@@ -1,7 +1,7 @@
 """What a benchmark is, and the file its results go to.
 
 To add one, write `tests/bench/bench_<topic>.py` with a dictionary `BENCHES` of name → function. A function
-takes nothing, measures, and returns rows; it raises when it cannot measure. `run.py` finds the module by name.
+takes nothing, measures, and returns rows; it raises when it cannot measure. `run.py` finds the module.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib.util
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ def discover(directory: Path) -> dict[str, Bench]:
         if spec is None or spec.loader is None:
             raise BenchError(f"{path.name} cannot be imported")
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up by name
         spec.loader.exec_module(module)
         benches: dict[str, Bench] | None = getattr(module, "BENCHES", None)
         if benches is None:

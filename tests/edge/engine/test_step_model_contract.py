@@ -1,9 +1,9 @@
 """What every `StepModel` promises, held against each implementation by the same tests.
 
-Two ways of computing one thing may differ by rounding only. Where activations are rounded to int8, the last bit
-of a sum decides between two codes, and over some thirty layers such flips grow to a part of the variant's own
-distance from the reference. So each case says how far apart two distributions may be; `nf4`, which computes in
-float32, and the fake hold the logic of rows tightly.
+Two ways of computing one thing may differ by rounding only. Where activations are rounded to int8, the last
+bit of a sum decides between two codes, and over some thirty layers such flips grow to a part of the variant's
+own distance from the reference. So each case says how far apart two distributions may be; `nf4`, which
+computes in float32, and the fake hold the logic of rows tightly.
 """
 
 from __future__ import annotations
