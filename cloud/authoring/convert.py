@@ -16,6 +16,7 @@ from typing import Any
 
 from cloud.authoring.children import run_child
 
+RECIPE = 1
 TIMEOUT_S = 900.0
 
 

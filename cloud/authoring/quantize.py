@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloud.authoring.children import run_child
-from cloud.authoring.errors import ChildFailed, ReleaseInvalid
+from cloud.authoring.errors import ReleaseInvalid
 
 RECIPE = 1
 TIMEOUT_S = 1200.0
@@ -73,6 +73,3 @@ def quantize(
     missing = [name for name in GRAPH_FILES if not (directory / name).is_file()]
     if missing:
         raise ReleaseInvalid(f"the builder made no {', '.join(missing)} for {variant}; see {log}")
-
-
-__all__ = ["GRAPH_FILES", "ONNX_VARIANTS", "RECIPE", "ChildFailed", "quantize"]

@@ -46,18 +46,16 @@ def share_embedding(path: Path) -> bool:
     )
     if not _equal_on_sample(float_rows, codes, scales):
         return False
-    shape_name = "/model/embed_tokens/shared_shape"
+    base = "/model/embed_tokens"
+    shape_name, flat = f"{base}/shared_shape", f"{base}/Reshape/output_0"
     rows, hidden = float_rows.dims
     graph.initializer.append(numpy_helper.from_array(np.array([rows, hidden], dtype=np.int64), shape_name))
-    flat = "/model/embed_tokens/Reshape/output_0"
-    reshape = helper.make_node(
-        "Reshape", [codes.name, shape_name], [flat], name="/model/embed_tokens/Reshape"
-    )
+    reshape = helper.make_node("Reshape", [codes.name, shape_name], [flat], name=f"{base}/Reshape")
     lookup = helper.make_node(
         "GatherBlockQuantized",
         [flat, gather.input[1], scales.name],
         list(gather.output),
-        name="/model/embed_tokens/GatherBlockQuantized",
+        name=f"{base}/GatherBlockQuantized",
         domain="com.microsoft",
         bits=8,
         block_size=attributes["block_size"],
@@ -74,13 +72,13 @@ def share_embedding(path: Path) -> bool:
 
 
 def _equal_on_sample(float_rows: Any, codes: Any, scales: Any) -> bool:
-    """Whether the codes are the float32 rows, to within half a quantization step and rounding."""
+    """Whether the codes are the float32 rows, to within one quantization step."""
     matrix = numpy_helper.to_array(float_rows)
     picked = np.linspace(0, matrix.shape[0] - 1, _SAMPLED_ROWS, dtype=np.int64)
     blocks = numpy_helper.to_array(codes)[picked].astype(np.float32) - _ZERO_POINT
     steps = numpy_helper.to_array(scales).reshape(matrix.shape[0], -1)[picked][..., None]
     wanted = matrix[picked].reshape(blocks.shape)
-    return bool(np.all(np.abs(blocks * steps - wanted) <= 1.01 * np.abs(steps)))
+    return bool(np.all(np.abs(blocks * steps - wanted) <= np.abs(steps)))
 
 
 def _save(model: Any, path: Path) -> None:
