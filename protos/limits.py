@@ -45,15 +45,15 @@ MAX_MODEL_NAME_CHARACTERS: Final = MAX_LINE_CHARACTERS + 1 + 18
 # Transport. Well over the largest valid request, so that a prompt of 10 MB is refused by a check that names
 # the field and the limit, and not by gRPC, which says RESOURCE_EXHAUSTED and makes callers retry.
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-# Metadata of one call: gRPC's own default is 8 KiB; rich errors travel there too.
+# Metadata of one call, headers or trailers. Twice gRPC's default, since rich errors travel there.
 MAX_METADATA_BYTES: Final = 16 * 1024
 # Applied by the servers when a caller sets no deadline.
 DEFAULT_DEADLINE_S: Final = 60.0
 # A deadline further away than this is as good as none, and none is not allowed.
 MAX_DEADLINE_S: Final = 3600.0
-# What a rich error may carry, so that it never outgrows the metadata.
-MAX_ERROR_MESSAGE_CHARACTERS: Final = 1024
-MAX_ERROR_METADATA_ENTRIES: Final = 16
-MAX_ERROR_METADATA_VALUE_CHARACTERS: Final = 256
+# What a rich error may carry. Message and details travel as trailers: percent-encoded, base64 and twice, they
+# must stay under gRPC's 8 KiB, beyond which a peer drops the whole answer.
+MAX_ERROR_MESSAGE_BYTES: Final = 1024
+MAX_ERROR_METADATA_BYTES: Final = 2048
 # The longest pause that a retry hint asks for.
 MAX_RETRY_AFTER_S: Final = 300.0
