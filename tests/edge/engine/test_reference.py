@@ -37,10 +37,12 @@ PROMPTS = (
     "Write a Python function that adds two numbers.",
     "List the first five prime numbers.",
     "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning. How many are left?",
-    "Summarize our policy in one sentence. "
-    "Items may be returned within thirty days, unused, in their original packaging, with the receipt. "
-    "The refund goes to the card that was used for the payment and takes five to seven working days. "
-    "Items on sale are excluded, as are gift cards and perishable goods.",
+    (
+        "Summarize our policy in one sentence. "
+        "Items may be returned within thirty days, unused, in their original packaging, with the receipt. "
+        "The refund goes to the card that was used for the payment and takes five to seven working days. "
+        "Items on sale are excluded, as are gift cards and perishable goods."
+    ),
     "Translate into French: the invoice is attached.",
     "I am writing to complain. "
     + "I have called your hotline and nobody picked up. " * 12
