@@ -11,7 +11,7 @@ httpx is imported here and nowhere else in this tier.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -150,7 +150,7 @@ class VllmClient:
         *,
         field: str,
         token_text: Callable[[int], str],
-    ) -> AsyncIterator[TextPiece | StreamEnd]:
+    ) -> AsyncGenerator[TextPiece | StreamEnd, None]:
         """Decode. `TextPiece`s, then one `StreamEnd`.
 
         Args:

@@ -111,8 +111,8 @@ def check_parallelism(shape: ModelShape, settings: VllmSettings) -> None:
             if shape.attention_heads % n == 0 and (shape.kv_heads % n == 0 or n % shape.kv_heads == 0)
         ]
         raise SettingsError(
-            f"vllm.tensor_parallel_size = {size} does not divide the model's {shape.attention_heads} attention"
-            f" heads and {shape.kv_heads} KV heads; it may be {', '.join(map(str, fitting))}",
+            f"vllm.tensor_parallel_size = {size} does not divide the model's {shape.attention_heads}"
+            f" attention heads and {shape.kv_heads} KV heads; it may be {', '.join(map(str, fitting))}",
             key="vllm.tensor_parallel_size",
         )
     if settings.pipeline_parallel_size > shape.layers:

@@ -60,7 +60,8 @@ class Event(enum.Enum):
 class RestartPolicy:
     """Attributes:
     startup_timeout_s: A child that is not healthy by then is killed.
-    stop_grace_s: How long a terminated child may take before it is killed.
+    stop_grace_s: How long the engine may take to end once asked; its launcher kills it then.
+    kill_margin_s: How much later a launcher that is still there is killed.
     first_backoff_s: The pause after the first failure.
     max_backoff_s: The longest pause, before jitter.
     jitter: Share of the pause, 0 to 1, by which it may be longer, so that many nodes do not start at once.
@@ -70,6 +71,7 @@ class RestartPolicy:
 
     startup_timeout_s: float
     stop_grace_s: float
+    kill_margin_s: float = 5.0
     first_backoff_s: float = 1.0
     max_backoff_s: float = 60.0
     jitter: float = 0.25
@@ -132,7 +134,7 @@ def advance(
         case Phase.STOPPING:
             if event is Event.EXITED:
                 return replace(state, phase=Phase.STOPPED, since_s=now_s), Action.NONE
-            if now_s - state.since_s >= policy.stop_grace_s:
+            if now_s - state.since_s >= policy.stop_grace_s + policy.kill_margin_s:
                 return state, Action.KILL
     return state, Action.NONE
 

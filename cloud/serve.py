@@ -1,0 +1,319 @@
+"""The cloud server: parts put together, started, drained and stopped.
+
+Order of a stop: NOT_SERVING and nobody new; running requests end within the grace; the gRPC server closes;
+the engine's child ends. A second stop waits for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import grpc.aio
+
+from cloud.admission import AdmissionGate, AdmissionLimits
+from cloud.classifier import Classifier
+from cloud.dataplane import Dataplane
+from cloud.releases import CloudRelease, find_release
+from cloud.servicer import SERVICE_NAME, CloudServicer
+from cloud.settings import CloudSettings
+from cloud.text import CloudTokenizer
+from cloud.vllm.client import VllmClient
+from cloud.vllm.command import build_command, check_parallelism, detect_device, read_model_shape
+from cloud.vllm.external import ExternalEngine
+from cloud.vllm.lifecycle import Phase, RestartPolicy
+from cloud.vllm.process import LogSpec
+from cloud.vllm.supervisor import VllmSupervisor
+from protos import limits
+from protos.auth import Authenticator
+from protos.forebay.v1 import cloud_pb2_grpc
+from protos.health import HealthServicer, add_health, enable_reflection
+from protos.interceptors import BorderInterceptor, remaining_s
+from protos.settings import SettingsError
+from protos.tls import check_plaintext, host_of, server_credentials
+
+_log = logging.getLogger(__name__)
+
+# Beside one connection per running request: health checks, tokenization, metrics.
+_SPARE_CONNECTIONS = 32
+# A supervised launcher kills at the end of the child's grace by itself; this much later we do.
+_LAUNCHER_MARGIN_S = 5.0
+
+
+class CloudServer:
+    """One cloud server. `start`, then `wait_ready` where that matters, then `stop`.
+
+    Args:
+        environment: What the engine's child inherits, and where `engine.api_key_env` is looked up.
+        clock: Monotonic seconds; must be the event loop's clock, on which deadlines are set.
+    """
+
+    def __init__(
+        self,
+        settings: CloudSettings,
+        *,
+        environment: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._environment = environment
+        self._clock = clock
+        self._address: str | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._socket_dir: Path | None = None
+        self._client: VllmClient | None = None
+        self._engine: VllmSupervisor | ExternalEngine | None = None
+        self._health: HealthServicer | None = None
+        self._server: grpc.aio.Server | None = None
+        self._gate = AdmissionGate(_admission_limits(settings), clock=clock)
+
+    @property
+    def address(self) -> str:
+        """`host:port`, with the port that was bound. Only after `start`."""
+        assert self._address is not None, "the server was not started"
+        return self._address
+
+    @property
+    def phase(self) -> Phase:
+        """Where the engine is."""
+        return Phase.STOPPED if self._engine is None else self._engine.phase
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Of the process that holds the engine's child; None without a child."""
+        return self._engine.pid if isinstance(self._engine, VllmSupervisor) else None
+
+    async def start(self) -> None:
+        """Listen and begin to start the engine. Health is NOT_SERVING until the engine is ready.
+
+        Raises:
+            SettingsError: Something configured cannot be: release, parallelism, certificates, address.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(grace_s=0.0)
+            raise
+
+    async def wait_ready(self) -> None:
+        """Return once the engine is ready.
+
+        Raises:
+            EngineStartFailed: The first start failed; has the end of the engine's log.
+        """
+        assert self._engine is not None, "the server was not started"
+        await self._engine.wait_ready()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Drain and stop. `grace_s` is how long running requests may take; None: as configured."""
+        if self._stopping is None:
+            grace = self._settings.server.drain_grace_s if grace_s is None else grace_s
+            self._stopping = asyncio.create_task(self._stop(grace), name="cloud-stop")
+        await asyncio.shield(self._stopping)
+
+    async def _start(self) -> None:
+        settings = self._settings
+        release = find_release(settings.release)
+        tokenizer = await asyncio.to_thread(CloudTokenizer.load, release.model_dir)
+        address = settings.engine.url
+        if not address:
+            # Made with mode 0700: the socket in it is ours alone.
+            self._socket_dir = Path(tempfile.mkdtemp(prefix="forebay-"))
+            address = f"unix://{self._socket_dir / 'vllm.sock'}"
+        client = self._client = VllmClient.connect(
+            address,
+            model=settings.engine.model_name or str(release.ref),
+            max_connections=settings.admission.max_running + _SPARE_CONNECTIONS,
+            connect_timeout_s=settings.engine.connect_timeout_s,
+            api_key=self._api_key(),
+        )
+        dataplane = Dataplane(
+            release=release.ref,
+            client=client,
+            tokenizer=tokenizer,
+            classifier=Classifier(client, tokenizer),
+            gate=self._gate,
+            queue_capacity=settings.admission.max_queued,
+            ready=lambda: self.phase is Phase.READY,
+            clock=self._clock,
+        )
+        engine = self._engine = self._make_engine(release, client, dataplane)
+        self._health = await self._listen(dataplane)
+        engine.start()
+        _log.info("cloud server for %s on %s", release.ref, self.address)
+
+    def _make_engine(
+        self, release: CloudRelease, client: VllmClient, dataplane: Dataplane
+    ) -> VllmSupervisor | ExternalEngine:
+        engine, vllm = self._settings.engine, self._settings.vllm
+
+        async def healthy() -> bool:
+            return await client.healthy(engine.health_timeout_s)
+
+        if self._socket_dir is None:
+            return ExternalEngine(
+                engine.url,
+                healthy=healthy,
+                warm_up=dataplane.warm_up,
+                health_interval_s=engine.health_interval_s,
+                unhealthy_limit=engine.unhealthy_limit,
+                startup_timeout_s=vllm.startup_timeout_s,
+                listener=self._on_phase,
+            )
+        device = detect_device(vllm.device)
+        check_parallelism(read_model_shape(release.model_dir), vllm)
+        socket_path = self._socket_dir / "vllm.sock"
+        command = build_command(
+            vllm,
+            python=sys.executable,
+            model_dir=release.model_dir,
+            served_name=engine.model_name or str(release.ref),
+            socket_path=socket_path,
+            max_running=self._settings.admission.max_running,
+            device=device,
+            cores=_cores(),
+            environment=self._environment,
+        )
+        return VllmSupervisor(
+            command,
+            socket_path=socket_path,
+            log=LogSpec(
+                path=vllm.log_dir.expanduser() / "vllm.log", max_bytes=vllm.log_max_bytes, keep=vllm.log_keep
+            ),
+            policy=RestartPolicy(
+                startup_timeout_s=vllm.startup_timeout_s,
+                stop_grace_s=vllm.stop_grace_s,
+                kill_margin_s=_LAUNCHER_MARGIN_S,
+                first_backoff_s=vllm.first_backoff_s,
+                max_backoff_s=vllm.max_backoff_s,
+                unhealthy_limit=engine.unhealthy_limit,
+            ),
+            healthy=healthy,
+            warm_up=dataplane.warm_up,
+            health_interval_s=engine.health_interval_s,
+            clock=self._clock,
+            random=random.random,
+            listener=self._on_phase,
+        )
+
+    async def _listen(self, dataplane: Dataplane) -> HealthServicer:
+        settings = self._settings
+        credentials = server_credentials(settings.tls)
+        authenticator = Authenticator(settings.auth, clock=self._clock)
+        default_s = settings.server.default_deadline_s
+        server = self._server = grpc.aio.server(
+            interceptors=[BorderInterceptor(authenticator, default_deadline_s=default_s)],
+            options=[
+                ("grpc.max_receive_message_length", settings.server.max_message_bytes),
+                ("grpc.max_send_message_length", settings.server.max_message_bytes),
+                ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
+                # Edges ping idle links so that they notice a dead one; the default would send them away.
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        servicer = CloudServicer(
+            dataplane, remaining=lambda context: remaining_s(context, default_s=default_s)
+        )
+        cloud_pb2_grpc.add_CloudInferenceServiceServicer_to_server(servicer, server)
+        health = add_health(server, [SERVICE_NAME])
+        if settings.server.reflection:
+            enable_reflection(server, [SERVICE_NAME])
+        listen = settings.server.listen
+        try:
+            if credentials is None:
+                check_plaintext(listen, allow_plaintext=settings.tls.allow_plaintext, key="tls")
+                port = server.add_insecure_port(listen)
+            else:
+                port = server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise SettingsError(f"cannot listen on {listen}: {error}", key="server.listen") from error
+        host = host_of(listen)
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        await server.start()
+        return health
+
+    def _on_phase(self, phase: Phase) -> None:
+        if self._health is not None:
+            self._health.set_serving(SERVICE_NAME, phase is Phase.READY)
+
+    async def _stop(self, grace_s: float) -> None:
+        if self._health is not None:
+            self._health.shut_down()
+        self._gate.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._gate.wait_idle()
+        if self._server is not None:
+            # Requests have had their grace; this is for the last bytes of those that have just ended.
+            await self._server.stop(grace=min(1.0, grace_s))
+        if self._engine is not None:
+            await self._engine.stop()
+        if self._client is not None:
+            await self._client.aclose()
+        if self._socket_dir is not None:
+            await asyncio.to_thread(shutil.rmtree, self._socket_dir, ignore_errors=True)
+
+    def _api_key(self) -> str | None:
+        name = self._settings.engine.api_key_env
+        if not name:
+            return None
+        if name not in self._environment:
+            raise SettingsError(f"the environment has no {name}", key="engine.api_key_env")
+        return self._environment[name]
+
+
+async def serve(
+    settings: CloudSettings, *, on_listening: Callable[[CloudServer], None] | None = None
+) -> None:
+    """Run a cloud server until SIGTERM or SIGINT, then drain. A second signal cuts the grace short.
+
+    Args:
+        on_listening: Called once the address is bound.
+
+    Raises:
+        SettingsError: As `CloudServer.start`.
+    """
+    stop_asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_asked.set)
+    try:
+        server = CloudServer(settings, environment=os.environ)
+        await server.start()
+        if on_listening is not None:
+            on_listening(server)
+        await stop_asked.wait()
+        _log.info("stopping: draining for at most %g s", settings.server.drain_grace_s)
+        await server.stop()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _admission_limits(settings: CloudSettings) -> AdmissionLimits:
+    admission = settings.admission
+    return AdmissionLimits(
+        max_running=admission.max_running,
+        max_queued=admission.max_queued,
+        max_wait_s=admission.max_wait_s,
+        least_service_s=admission.least_service_s,
+    )
+
+
+def _cores() -> list[int]:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
