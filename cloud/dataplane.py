@@ -5,7 +5,7 @@ Invariants
 - Everything happens inside the request's time; what is over it ends in `DeadlineExpired`.
 - A place in the engine is held exactly while the engine works for the request.
 - A prefix is tokens behind the prompt, so the answer goes on right behind it: no character of it is
-  repeated, trimmed or changed.
+  repeated, trimmed or changed, whatever the chat template does to an assistant's message.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cloud.admission import AdmissionGate
 from cloud.classifier import Classifier
+from cloud.prefix import PrefixJoin
 from cloud.text import CloudTokenizer
 from cloud.vllm.client import StreamEnd, TextPiece, VllmClient
 from protos.errors import ContextTooLong, DeadlineExpired, EngineUnavailable, ReleaseMismatch
@@ -156,7 +157,8 @@ class Dataplane:
         """
         self._check(request.release)
         deadline_s = self._clock() + timeout_s
-        token_ids = await self._within(deadline_s, lambda: self._tokens(request))
+        join = PrefixJoin.of(request.prefix_text)
+        token_ids = await self._within(deadline_s, lambda: self._tokens(request, join.shown_to_model))
         self._check_context(len(token_ids), request)
         async with self._gate.admit(deadline_s - self._clock()) as place:
             started_s = first_s = last_s = self._clock()
@@ -171,7 +173,7 @@ class Dataplane:
                     if event.tokens:
                         first_s, last_s = (first_s if seen else now_s), now_s
                         seen = True
-                    yield event
+                    yield replace(event, text=join.take(event.text))
         yield CloudEnd(
             finish_reason=event.finish_reason,
             prompt_tokens=event.prompt_tokens,
@@ -222,17 +224,16 @@ class Dataplane:
                 metadata={"context_tokens": str(limit), "prompt_tokens": str(prompt_tokens)},
             )
 
-    async def _tokens(self, request: CloudRequest) -> tuple[int, ...]:
+    async def _tokens(self, request: CloudRequest, prefix_text: str) -> tuple[int, ...]:
         if request.prompt:
-            return await self._encode(request.prompt + request.prefix_text, special=True) + (
-                request.prefix_tokens
-            )
+            prompt = await self._encode(request.prompt + prefix_text, special=True)
+            return prompt + request.prefix_tokens
         prompt = request.prompt_tokens
         if request.messages:
             prompt = await self._client.chat_tokens(request.messages)
         prefix = request.prefix_tokens
-        if request.prefix_text:
-            prefix = await self._encode(request.prefix_text, special=False)
+        if prefix_text:
+            prefix = await self._encode(prefix_text, special=False)
         return prompt + prefix
 
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:

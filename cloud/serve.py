@@ -274,9 +274,7 @@ class CloudServer:
         return self._environment[name]
 
 
-async def serve(
-    settings: CloudSettings, *, on_listening: Callable[[CloudServer], None] | None = None
-) -> None:
+async def run(settings: CloudSettings, *, on_listening: Callable[[CloudServer], None] | None = None) -> None:
     """Run a cloud server until SIGTERM or SIGINT, then drain. A second signal cuts the grace short.
 
     Args:
@@ -285,6 +283,8 @@ async def serve(
     Raises:
         SettingsError: As `CloudServer.start`.
     """
+    # It would log every health check.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     stop_asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -300,6 +300,11 @@ async def serve(
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def serve(settings: CloudSettings, *, on_listening: Callable[[CloudServer], None] | None = None) -> None:
+    """`run` with an event loop of its own: what a command calls."""
+    asyncio.run(run(settings, on_listening=on_listening))
 
 
 def _admission_limits(settings: CloudSettings) -> AdmissionLimits:

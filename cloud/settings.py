@@ -6,15 +6,17 @@ values only: what they mean together is checked where they are used.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from protos.auth import AuthSettings
-from protos.tls import TlsSettings
 
+from protos.auth import AuthSettings
 from protos.limits import DEFAULT_DEADLINE_S, MAX_MESSAGE_BYTES
+from protos.settings import load_settings
+from protos.tls import TlsSettings
 
 ENV_PREFIX = "FOREBAY_CLOUD"
 DEFAULT_LISTEN = "127.0.0.1:7060"
@@ -152,3 +154,12 @@ class CloudSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     admission: AdmissionSettings = AdmissionSettings()
     tls: TlsSettings = TlsSettings()
     auth: AuthSettings = AuthSettings()
+
+
+def load(path: Path | None, *, env: Mapping[str, str]) -> CloudSettings:
+    """Read the cloud's settings.
+
+    Raises:
+        SettingsError: A key, a value or the file is wrong.
+    """
+    return load_settings(CloudSettings, path, env=env, env_prefix=ENV_PREFIX)
