@@ -253,18 +253,19 @@ def _retry_ms(error: UnavailableError) -> int:
 
 
 def _bounded(facts: Mapping[str, str]) -> dict[str, str]:
-    """As many entries as fit, in order. An entry that does not fit is left out whole."""
+    """As many whole entries, in order, as fit."""
     kept: dict[str, str] = {}
     size_bytes = 0
     for key, value in facts.items():
-        size_bytes += len(key.encode()) + len(value.encode())
+        clean_key, clean_value = (text.encode("utf-8", "replace") for text in (key, value))
+        size_bytes += len(clean_key) + len(clean_value)
         if size_bytes > limits.MAX_ERROR_METADATA_BYTES:
             break
-        kept[key] = value
+        kept[clean_key.decode()] = clean_value.decode()
     return kept
 
 
 def _cut(text: str, maximum_bytes: int) -> str:
-    """The text's head, whole characters, in at most that many bytes of UTF-8."""
+    """The text's head, whole characters, in at most that many bytes of UTF-8; lone surrogates become `?`."""
     raw = text.encode("utf-8", "replace")
-    return text if len(raw) <= maximum_bytes else raw[:maximum_bytes].decode("utf-8", "ignore")
+    return raw[:maximum_bytes].decode("utf-8", "ignore")
