@@ -105,8 +105,7 @@ class BorderInterceptor(grpc.aio.ServerInterceptor):
             if not method.startswith(f"/{HEALTH_SERVICE}/"):
                 caller = self._authenticator.identify(context.invocation_metadata(), context.auth_context())
                 CALLER.set(caller)
-            if remaining_s(context) <= 0:
-                # The caller's own gRPC races with the answer: without this a fast one might win.
+            if remaining_s(context) < limits.LEAST_DEADLINE_S:
                 raise DeadlineExpired("the deadline had passed when the request arrived")
             async with self._deadline(method, context) as deadline:
                 return await _run(behavior, request, context)

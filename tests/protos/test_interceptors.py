@@ -205,7 +205,9 @@ async def test_a_timeout_inside_the_servicer_is_a_bug_and_not_the_deadline() -> 
 
 async def test_a_zero_deadline_is_deadline_expired() -> None:
     async with serving() as (address, _):
-        assert type(await unary_error(address, timeout_s=0)) is DeadlineExpired
+        # Many times, since the caller's own timer wins some of them.
+        for _ in range(50):
+            assert type(await unary_error(address, timeout_s=0)) is DeadlineExpired
 
 
 async def test_remaining_time_is_the_caller_s_else_the_default() -> None:
