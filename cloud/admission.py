@@ -159,6 +159,10 @@ class AdmissionGate:
     def queued(self) -> int:
         return self._book.queued
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """Let nobody in any more. Those who wait are refused; those who run go on."""
         self._closed = True

@@ -89,6 +89,11 @@ class CloudServer:
         return Phase.STOPPED if self._engine is None else self._engine.phase
 
     @property
+    def draining(self) -> bool:
+        """Whether a stop has begun: nobody new is let in."""
+        return self._gate.closed
+
+    @property
     def engine_pid(self) -> int | None:
         """Of the process that holds the engine's child; None without a child."""
         return self._engine.pid if isinstance(self._engine, VllmSupervisor) else None

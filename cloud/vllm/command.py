@@ -10,11 +10,12 @@ the version of a package named `vllm`; there, the server's module is run directl
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from cloud.settings import VllmSettings
 from protos.settings import SettingsError
@@ -51,6 +52,17 @@ class ModelShape:
     context_tokens: int | None
 
 
+class _TextConfig(msgspec.Struct, frozen=True):
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    num_hidden_layers: int | None = None
+    max_position_embeddings: int | None = None
+
+
+class _Config(_TextConfig, frozen=True):
+    text_config: _TextConfig | None = None
+
+
 def detect_device(configured: Literal["auto", "cpu", "cuda"]) -> Device:
     """`auto` is `cpu` where the CPU build of vLLM is installed, else `cuda`.
 
@@ -77,21 +89,18 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     """
     path = model_dir / "config.json"
     try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the cloud model's {path}: {error}") from error
     # Models with several modalities keep the language model's shape one level down.
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    heads, layers = text.get("num_attention_heads"), text.get("num_hidden_layers")
-    kv_heads = text.get("num_key_value_heads") or heads
-    context = text.get("max_position_embeddings")
-    if not (isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(layers, int)):
+    text = config.text_config or config
+    if text.num_attention_heads is None or text.num_hidden_layers is None:
         raise SettingsError(f"{path} does not say num_attention_heads and num_hidden_layers")
     return ModelShape(
-        attention_heads=heads,
-        kv_heads=kv_heads,
-        layers=layers,
-        context_tokens=context if isinstance(context, int) else None,
+        attention_heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads or text.num_attention_heads,
+        layers=text.num_hidden_layers,
+        context_tokens=text.max_position_embeddings,
     )
 
 

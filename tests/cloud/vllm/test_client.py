@@ -19,6 +19,7 @@ from protos.errors import (
 )
 from protos.values import ChatMessage, FinishReason, Role, SamplingParams
 from tests.fakes.openai_server import FakeOpenAIServer
+from tests.fakes.waiting import eventually
 
 PROMPT = (72, 105)
 
@@ -109,9 +110,7 @@ async def test_leaving_a_stream_drops_the_work_in_the_engine(
     async with aclosing(stream) as events:
         await anext(events)
         assert engine.running == 1
-    async with asyncio.timeout(2):
-        while engine.running:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: engine.running == 0)
     assert engine.aborted == 1
 
 
@@ -124,9 +123,7 @@ async def test_cancelling_the_reader_drops_the_work_in_the_engine(
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    async with asyncio.timeout(2):
-        while engine.running:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: engine.running == 0)
 
 
 @pytest.mark.parametrize(
