@@ -115,7 +115,7 @@ async def test_a_bug_becomes_internal_and_its_log_entry_has_no_prompt(
     assert SECRET not in caplog.text
 
 
-async def test_a_servicer_that_aborts_by_itself_is_left_alone() -> None:
+async def test_a_servicer_that_aborts_by_itself_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def on_generate(
         request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
@@ -125,6 +125,7 @@ async def test_a_servicer_that_aborts_by_itself_is_left_alone() -> None:
         error = await unary_error(address)
     assert type(error) is RequestError
     assert error.message == "as I say"
+    assert [record for record in caplog.records if record.name == "protos.interceptors"] == []
 
 
 async def test_answers_and_streams_pass_unchanged() -> None:
