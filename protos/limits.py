@@ -49,8 +49,8 @@ MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_METADATA_BYTES: Final = 16 * 1024
 # Applied by the servers when a caller sets no deadline.
 DEFAULT_DEADLINE_S: Final = 60.0
-# gRPC rounds deadlines up to whole milliseconds: one of zero arrives as up to this much. Less is none. Without a
-# check, the caller's timer races with the answer, and a fast answer to a deadline of zero often wins.
+# gRPC rounds deadlines up to whole milliseconds: one of zero arrives as up to this much. Less is none:
+# unchecked, the caller's timer races with the answer, and a fast answer to a deadline of zero often wins.
 LEAST_DEADLINE_S: Final = 0.001
 # A deadline further away than this is as good as none, and none is not allowed.
 MAX_DEADLINE_S: Final = 3600.0
