@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class ExternalEngine:
     """Health of an engine at an address. The arguments are those of `VllmSupervisor`.
 
-    `wait_ready` gives up after `startup_timeout_s` seconds; the watch itself never does.
+    `wait_ready` and each warm-up give up after `startup_timeout_s` seconds; the watch itself never does.
     """
 
     def __init__(
@@ -98,9 +98,13 @@ class ExternalEngine:
         if self._phase is Phase.READY:
             return True
         try:
-            await self._warm_up()
+            async with asyncio.timeout(self._startup_timeout_s):
+                await self._warm_up()
         except ForebayError as error:
             _log.warning("the engine at %s is up but not usable: %s", self._address, error.message)
+            return False
+        except TimeoutError:
+            _log.warning("the engine at %s is up but does not answer", self._address)
             return False
         return True
 

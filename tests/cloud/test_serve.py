@@ -318,12 +318,12 @@ async def test_a_stop_lets_the_running_end_and_refuses_the_new(
 async def test_a_stop_cuts_off_what_outlasts_the_grace_with_an_error(
     settings: CloudSettings, engine: FakeOpenAIServer
 ) -> None:
-    engine.script.hold_after = 1
     async with (
         serving(settings) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         stub: Stub = cloud_pb2_grpc.CloudInferenceServiceStub(channel)
+        engine.script.hold_after = 1
         running = asyncio.create_task(run(stub, ask()))
         await engine.holding.wait()
         await server.stop(grace_s=0.05)
