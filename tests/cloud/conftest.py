@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from cloud.text import CloudTokenizer
 from cloud.vllm.client import VllmClient
+from protos.manifest import CloudSide, EdgeSide, Manifest, Variant, encode_manifest
 from tests.fakes.openai_server import FakeOpenAIServer
 
 
@@ -54,3 +55,30 @@ def byte_tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def tokenizer(byte_tokenizer: Tokenizer) -> CloudTokenizer:
     return CloudTokenizer(byte_tokenizer)
+
+
+@pytest.fixture
+def store(tmp_path: Path, byte_tokenizer: Tokenizer) -> Path:
+    """A store with `support-bot/1`, whose cloud side has a tokenizer and no weights."""
+    digest = "0" * 64
+    manifest = Manifest(
+        line="support-bot",
+        version=1,
+        edge=EdgeSide(
+            model="small",
+            license="Apache-2.0",
+            context_tokens=256,
+            eos_token_ids=[0],
+            tokenizer_directory="edge/tokenizer",
+            tokenizer_sha256=digest,
+            variants=[
+                Variant(name="int4", engine="onnxruntime", directory="edge/int4", size_bytes=1, threshold=0.5)
+            ],
+        ),
+        cloud=CloudSide(model="large", license="Apache-2.0", directory="cloud", tokenizer_sha256=digest),
+    )
+    model_dir = tmp_path / "support-bot" / "1" / "cloud"
+    model_dir.mkdir(parents=True)
+    (model_dir.parent / "release.json").write_bytes(encode_manifest(manifest))
+    byte_tokenizer.save(str(model_dir / "tokenizer.json"))
+    return tmp_path

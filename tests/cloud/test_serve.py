@@ -14,7 +14,6 @@ import grpc.aio
 import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import Tokenizer
 
 from cloud.serve import CloudServer
 from cloud.settings import (
@@ -34,7 +33,6 @@ from protos.errors import (
     ReleaseMismatch,
 )
 from protos.forebay.v1 import cloud_pb2, cloud_pb2_grpc, common_pb2
-from protos.manifest import CloudSide, EdgeSide, Manifest, Variant, encode_manifest
 from protos.settings import SettingsError
 from protos.status import from_rpc_error
 from protos.tls import TlsSettings
@@ -43,33 +41,6 @@ from tests.fakes.waiting import eventually
 
 SERVICE = "forebay.v1.CloudInferenceService"
 RELEASE = common_pb2.ReleaseRef(line="support-bot", version=1)
-
-
-@pytest.fixture
-def store(tmp_path: Path, byte_tokenizer: Tokenizer) -> Path:
-    """A store with `support-bot/1`, whose cloud side has a tokenizer and no weights."""
-    digest = "0" * 64
-    manifest = Manifest(
-        line="support-bot",
-        version=1,
-        edge=EdgeSide(
-            model="small",
-            license="Apache-2.0",
-            context_tokens=256,
-            eos_token_ids=[0],
-            tokenizer_directory="edge/tokenizer",
-            tokenizer_sha256=digest,
-            variants=[
-                Variant(name="int4", engine="onnxruntime", directory="edge/int4", size_bytes=1, threshold=0.5)
-            ],
-        ),
-        cloud=CloudSide(model="large", license="Apache-2.0", directory="cloud", tokenizer_sha256=digest),
-    )
-    model_dir = tmp_path / "support-bot" / "1" / "cloud"
-    model_dir.mkdir(parents=True)
-    (model_dir.parent / "release.json").write_bytes(encode_manifest(manifest))
-    byte_tokenizer.save(str(model_dir / "tokenizer.json"))
-    return tmp_path
 
 
 @pytest.fixture
