@@ -7,7 +7,6 @@ the engine's child ends. A second stop waits for the first.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -48,6 +47,8 @@ _log = logging.getLogger(__name__)
 _SPARE_CONNECTIONS = 32
 # A supervised launcher kills at the end of the child's grace by itself; this much later we do.
 _LAUNCHER_MARGIN_S = 5.0
+# Calls that hold no place: health watchers, status, and requests that are about to be refused.
+_SPARE_CALLS = 2048
 
 
 class CloudServer:
@@ -70,6 +71,7 @@ class CloudServer:
         self._clock = clock
         self._address: str | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
         self._socket_dir: Path | None = None
         self._client: VllmClient | None = None
         self._engine: VllmSupervisor | ExternalEngine | None = None
@@ -125,6 +127,10 @@ class CloudServer:
             grace = self._settings.server.drain_grace_s if grace_s is None else grace_s
             self._stopping = asyncio.create_task(self._stop(grace), name="cloud-stop")
         await asyncio.shield(self._stopping)
+
+    def hurry(self) -> None:
+        """Cut the grace of a stop short: what still runs ends in an error."""
+        self._hurry.set()
 
     async def _start(self) -> None:
         settings = self._settings
@@ -218,6 +224,10 @@ class CloudServer:
         default_s = settings.server.default_deadline_s
         server = self._server = grpc.aio.server(
             interceptors=[BorderInterceptor(authenticator, default_deadline_s=default_s)],
+            # The last bound, which answers without details; admission is the one that callers meet.
+            maximum_concurrent_rpcs=(
+                settings.admission.max_running + settings.admission.max_queued + _SPARE_CALLS
+            ),
             options=[
                 ("grpc.max_receive_message_length", settings.server.max_message_bytes),
                 ("grpc.max_send_message_length", settings.server.max_message_bytes),
@@ -257,9 +267,7 @@ class CloudServer:
         if self._health is not None:
             self._health.shut_down()
         self._gate.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._gate.wait_idle()
+        await self._drain(grace_s)
         if self._server is not None:
             # Requests have had their grace; this is for the last bytes of those that have just ended.
             await self._server.stop(grace=min(1.0, grace_s))
@@ -269,6 +277,16 @@ class CloudServer:
             await self._client.aclose()
         if self._socket_dir is not None:
             await asyncio.to_thread(shutil.rmtree, self._socket_dir, ignore_errors=True)
+
+    async def _drain(self, grace_s: float) -> None:
+        """Wait until nothing runs, the grace is over, or somebody is in a hurry."""
+        waits = [asyncio.create_task(self._gate.wait_idle()), asyncio.create_task(self._hurry.wait())]
+        try:
+            await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     def _api_key(self) -> str | None:
         name = self._settings.engine.api_key_env
@@ -290,12 +308,18 @@ async def run(settings: CloudSettings, *, on_listening: Callable[[CloudServer], 
     """
     # It would log every health check.
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    server = CloudServer(settings, environment=os.environ)
     stop_asked = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop_asked.is_set():
+            server.hurry()
+        stop_asked.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_asked.set)
+        loop.add_signal_handler(number, on_signal)
     try:
-        server = CloudServer(settings, environment=os.environ)
         await server.start()
         if on_listening is not None:
             on_listening(server)

@@ -95,9 +95,14 @@ class VllmClient:
         await self._http.aclose()
 
     async def healthy(self, timeout_s: float) -> bool:
-        """Whether the engine says that it is well, within `timeout_s` seconds."""
+        """Whether the engine says that it is well, within `timeout_s` seconds.
+
+        A cluster's front may have no `/health`; then the list of models has to do.
+        """
         try:
             response = await self._http.get("/health", timeout=timeout_s)
+            if response.status_code == httpx.codes.NOT_FOUND:
+                response = await self._http.get("/v1/models", timeout=timeout_s)
         except httpx.HTTPError:
             return False
         return response.status_code == httpx.codes.OK

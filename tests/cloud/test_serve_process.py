@@ -57,6 +57,23 @@ async def test_sigterm_lets_the_running_request_end_and_exits_clean(
         await asyncio.to_thread(cloud.close)
 
 
+async def test_a_second_signal_cuts_the_grace_short(
+    store: Path, engine: FakeOpenAIServer, tmp_path: Path
+) -> None:
+    cloud = await asyncio.to_thread(CloudProcess, tmp_path, settings_of(store, engine, 300.0))
+    await asyncio.to_thread(cloud.wait_serving, 60.0)
+    async with grpc.aio.insecure_channel(cloud.address) as channel:
+        engine.script.hold_after = 1
+        call = cloud_pb2_grpc.CloudInferenceServiceStub(channel).StreamGenerate(ask(), timeout=60)
+        await call.read()
+        cloud.terminate()
+        await eventually(lambda: "stopping: draining" in cloud.log_tail())
+        assert await asyncio.to_thread(cloud.close, 30.0) == 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert isinstance(from_rpc_error(caught.value), UnavailableError)
+
+
 async def test_a_killed_server_is_a_typed_error_for_its_requests_and_drops_them_in_the_engine(
     store: Path, engine: FakeOpenAIServer, tmp_path: Path
 ) -> None:

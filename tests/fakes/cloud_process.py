@@ -22,10 +22,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 SERVICE = "forebay.v1.CloudInferenceService"
 
 _PROGRAM = (
-    "import logging, os, pathlib, sys\n"
+    "import logging, os, pathlib, signal, sys, threading\n"
     "from cloud.serve import serve\n"
     "from cloud.settings import load\n"
     "logging.basicConfig(level=logging.INFO, stream=sys.stderr)\n"
+    # Nothing is left behind by a test run that is killed: its end of the pipe goes with it.
+    "def watch():\n"
+    "    sys.stdin.read()\n"
+    "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    "threading.Thread(target=watch, daemon=True).start()\n"
     "serve(load(pathlib.Path(sys.argv[1]), env=os.environ),\n"
     "      on_listening=lambda server: print(server.address, flush=True))\n"
 )
@@ -46,6 +51,7 @@ class CloudProcess:
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, str(config)],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **(env or {})},
@@ -91,8 +97,9 @@ class CloudProcess:
             self.kill()
             raise
         finally:
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    pipe.close()
 
     def log_tail(self) -> str:
         return self.log_path.read_text(errors="replace")[-4000:]
