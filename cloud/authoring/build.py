@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from cloud.authoring import convert, quantize
 from cloud.authoring.catalog import Catalog, ModelSource, Pair
@@ -117,8 +118,9 @@ class Builder:
             edge_chain: Future[tuple[Path, dict[str, Path]]] = pool.submit(edge)
             cloud_chain: Future[Path] = pool.submit(self._weights, pair.cloud)
             try:
-                wait((edge_chain, cloud_chain), return_when=FIRST_EXCEPTION)
-                for chain in (edge_chain, cloud_chain):
+                chains: list[Future[Any]] = [edge_chain, cloud_chain]
+                wait(chains, return_when=FIRST_EXCEPTION)
+                for chain in chains:
                     if chain.done() and (error := chain.exception()) is not None:
                         raise error
             except BaseException:

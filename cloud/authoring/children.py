@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cloud.authoring.errors import ChildFailed
+from cloud.authoring.errors import ChildFailed, DiskFull
 from cloud.authoring.files import no_space_is_an_error
 from cloud.authoring.stopping import raise_if_stopped
 
@@ -71,21 +71,26 @@ def run_child(
         finally:
             _end(child)
     if code not in accept:
+        if "No space left on device" in _tail(log):
+            raise DiskFull(f"no space left while {what}; free some, then run this again")
         raise ChildFailed(f"{what} failed (exit {code}): {last_line(log)}; see {log}")
     return code
 
 
 def last_line(log: Path) -> str:
     """The last line of a log that says something, shortened to 300 characters."""
+    lines = [line.strip() for line in _tail(log).replace("\r", "\n").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no output"
+
+
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            return file.read().decode(errors="replace")
     except OSError:
-        return "no log"
-    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no output"
+        return ""
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

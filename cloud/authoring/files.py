@@ -68,6 +68,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
             yield temporary
             for path in sorted(temporary.rglob("*")):
                 if path.is_file() and not path.is_symlink():
+                    path.chmod(0o644)  # some libraries write weights for their own user only
                     _sync_file(path)
             if target.exists():
                 retired = _temporary(target)

@@ -1,0 +1,27 @@
+"""The `forebay edge` commands. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="The edge node: small model, router, uplink.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `serve` a subcommand although it is the only one."""
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="TOML file. Default: built-in values.")] = None,
+) -> None:
+    """Serve InferenceService until SIGTERM or ctrl-C."""
+    from edge.serve import serve as run
+    from edge.settings import load
+
+    run(load(config, env=os.environ))
