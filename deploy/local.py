@@ -158,8 +158,7 @@ def quote(server: Server) -> str:
         lines = server.log.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    return "
-".join([f"{server.log} ends:", *(line[:300] for line in lines[-_TAIL_LINES:])])
+    return "\n".join([f"{server.log} ends:", *(line[:300] for line in lines[-_TAIL_LINES:])])
 
 
 def free_port(preferred: int) -> int:

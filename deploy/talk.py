@@ -18,7 +18,7 @@ API_KEY_VARIABLE = "FOREBAY_API_KEY"
 
 
 def connect(address: str, *, ca: Path | None) -> EdgeClient:
-    """A client for `address`; with `ca`, over TLS that trusts that PEM file. Sends FOREBAY_API_KEY when set."""
+    """A client for `address`; with `ca`, over TLS trusting that PEM file. Sends FOREBAY_API_KEY."""
     credentials = None
     if ca is not None:
         try:
