@@ -4,8 +4,9 @@ vLLM's own process starts workers (one per tensor-parallel rank), which outlive 
 This process adopts every orphan below it (Linux: child subreaper), so when the server goes, when vLLM's
 front process goes, or when it is told to stop, it ends all of them:
 
-- SIGTERM or SIGINT: passed on to vLLM; after `--grace-s` everything left is killed.
-- End of file on standard input: the server is gone, even by SIGKILL. The same as SIGTERM, in 2 s.
+- SIGTERM: passed on to vLLM; after `--grace-s` everything left is killed.
+- SIGINT: the same in 2 s, for when there is nothing to lose.
+- End of file on standard input: the server is gone, even by SIGKILL. As SIGINT.
 - vLLM exits for whatever reason: the rest is killed, and this process ends with the same status.
 
 vLLM's output goes to `--log`, which is rotated by size. Runs by itself (`python -m cloud.vllm.launcher`),
@@ -31,7 +32,8 @@ import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_ORPHANED_GRACE_S = 2.0
+_SHORT_GRACE_S = 2.0
+_TRACKER_GRACE_S = 1.0
 _READ_BYTES = 64 * 1024
 
 
@@ -89,6 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         _kill_descendants()
         code = child.wait()
+        _reap()
     return 128 - code if code < 0 else code
 
 
@@ -108,14 +111,17 @@ def _watch(child: subprocess.Popen[bytes], wakeup: socket.socket, log: RotatingL
             for key, _ in selector.select(left_s):
                 stop_within_s: float | None = None
                 if key.fileobj is wakeup:
-                    if set(wakeup.recv(64)) & {signal.SIGTERM, signal.SIGINT}:
+                    numbers = set(wakeup.recv(64))
+                    if signal.SIGTERM in numbers:
                         stop_within_s = grace_s
+                    if signal.SIGINT in numbers:
+                        stop_within_s = _SHORT_GRACE_S
                 elif key.fileobj is child.stdout:
                     if not _pump(child.stdout.fileno(), log):
                         selector.unregister(child.stdout)
                 elif not os.read(sys.stdin.fileno(), 64):
                     selector.unregister(sys.stdin.fileno())
-                    stop_within_s = _ORPHANED_GRACE_S
+                    stop_within_s = _SHORT_GRACE_S
                 if stop_within_s is not None:
                     until_s = time.monotonic() + stop_within_s
                     deadline_s = until_s if deadline_s is None else min(deadline_s, until_s)
@@ -144,16 +150,32 @@ def _listen_for_signals() -> socket.socket:
 
 
 def _kill_descendants() -> None:
-    """Kill until none is left. Orphans of the killed come to this process, so each round sees them."""
-    this = psutil.Process()
-    for _ in range(50):
-        descendants = [p for p in this.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-        if not descendants:
+    """Kill until none is left. Orphans of the killed come to this process, so each round sees them.
+
+    Python's resource trackers get a moment more: with their users gone they remove the shared memory that
+    those have left, and end.
+    """
+    trackers_until_s = time.monotonic() + _TRACKER_GRACE_S
+    for _ in range(100):
+        left = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        if not left:
             return
-        for process in descendants:
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(descendants, timeout=0.2)
+                if time.monotonic() >= trackers_until_s or not _is_tracker(process):
+                    process.kill()
+        psutil.wait_procs(left, timeout=0.1)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    return any("resource_tracker" in argument for argument in process.cmdline())
+
+
+def _reap() -> None:
+    """Collect the adopted dead, which else would stay zombies where the system's init is careless."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _die_with_parent() -> None:

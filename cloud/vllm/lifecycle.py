@@ -37,10 +37,14 @@ class Phase(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What the shell must do now."""
+    """What the shell must do now.
+
+    `TERMINATE` gives the child its grace, `INTERRUPT` is for one that has nothing to lose.
+    """
 
     NONE = "none"
     SPAWN = "spawn"
+    INTERRUPT = "interrupt"
     TERMINATE = "terminate"
     KILL = "kill"
 
@@ -164,7 +168,8 @@ def _stop(state: Lifecycle, now_s: float) -> tuple[Lifecycle, Action]:
         return state, Action.NONE
     if state.phase is Phase.BACKOFF:
         return replace(state, phase=Phase.STOPPED, since_s=now_s), Action.NONE
-    return replace(state, phase=Phase.STOPPING, since_s=now_s), Action.TERMINATE
+    action = Action.TERMINATE if state.phase is Phase.READY else Action.INTERRUPT
+    return replace(state, phase=Phase.STOPPING, since_s=now_s), action
 
 
 def _back_off(state: Lifecycle, now_s: float, policy: RestartPolicy, jitter: float) -> Lifecycle:

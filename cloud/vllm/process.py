@@ -21,6 +21,8 @@ import psutil
 
 from cloud.vllm.command import VllmCommand
 
+# The launcher's short grace, its time for resource trackers, and as much again.
+_LAUNCHER_KILL_S = 6.0
 _TAIL_BYTES = 8 * 1024
 _TAIL_LINES = 25
 
@@ -82,8 +84,19 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
+    def interrupt(self) -> None:
+        """Ask the child to end without its grace."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
     async def kill(self) -> None:
-        """End the child and all below it, at once."""
+        """End the child and all below it, without its grace.
+
+        The launcher does it best: it lets shared memory be cleaned up. Only when it hangs we do it.
+        """
+        self.interrupt()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _LAUNCHER_KILL_S)
         descendants = await asyncio.to_thread(_descendants, self.pid)
         self._kill_group()
         for process in descendants:

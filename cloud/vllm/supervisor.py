@@ -152,6 +152,9 @@ class VllmSupervisor:
             case Action.TERMINATE:
                 if self._process is not None:
                     self._process.terminate()
+            case Action.INTERRUPT:
+                if self._process is not None:
+                    self._process.interrupt()
             case Action.KILL:
                 if self._process is not None:
                     await self._process.kill()

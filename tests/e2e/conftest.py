@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.cloud_process import CloudProcess
+from tests.fakes.waiting import alive
 
 # vLLM loads in about 45 s on two idle cores, and in several times that on busy ones.
 START_TIMEOUT_S = 420.0
@@ -47,4 +48,4 @@ def real_cloud(release_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
         children = cloud.descendants()
         status = cloud.close()
     assert status == 0
-    assert not [child for child in children if child.is_running()], "the engine outlived the cloud server"
+    assert not [child for child in children if alive(child.pid)], "the engine outlived the cloud server"

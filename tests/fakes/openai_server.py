@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass, field
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any, Self
 
@@ -214,11 +215,15 @@ async def _main() -> None:
     parser.add_argument(
         "--with-worker", type=Path, help="start a child that outlives this, and write its pid here"
     )
+    parser.add_argument("--with-memory", type=Path, help="hold shared memory, and write its name here")
     arguments = parser.parse_args()
     print(arguments.say, flush=True)  # noqa: T201 - the supervisor's log test reads it
     if arguments.with_worker is not None:
         worker = await asyncio.create_subprocess_exec("sleep", "600")
         arguments.with_worker.write_text(str(worker.pid))
+    if arguments.with_memory is not None:
+        memory = shared_memory.SharedMemory(create=True, size=4096)
+        arguments.with_memory.write_text(memory.name)
     async with FakeOpenAIServer(arguments.uds):
         await asyncio.Event().wait()
 

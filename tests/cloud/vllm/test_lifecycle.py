@@ -78,6 +78,11 @@ def test_a_stop_terminates_then_kills_and_ends_with_the_child() -> None:
     assert go(state, Event.EXITED, 3.0)[0].phase is Phase.STOPPED
 
 
+def test_a_child_that_is_still_starting_has_nothing_to_lose() -> None:
+    state, action = go(go(Lifecycle(), Event.START)[0], Event.STOP)
+    assert (state.phase, action) == (Phase.STOPPING, Action.INTERRUPT)
+
+
 def test_a_stop_in_a_pause_has_nobody_to_wait_for() -> None:
     state, action = go(go(ready(), Event.EXITED)[0], Event.STOP)
     assert (state.phase, action) == (Phase.STOPPED, Action.NONE)

@@ -23,7 +23,7 @@ from cloud.vllm.lifecycle import Phase, RestartPolicy
 from cloud.vllm.process import LogSpec
 from cloud.vllm.supervisor import EngineStartFailed, VllmSupervisor
 from protos.errors import EngineUnavailable
-from tests.fakes.waiting import eventually
+from tests.fakes.waiting import alive, eventually
 
 FAKE_ENGINE = Path(__file__).parents[2] / "fakes" / "openai_server.py"
 POLICY = RestartPolicy(startup_timeout_s=30.0, stop_grace_s=3.0, first_backoff_s=0.05, max_backoff_s=0.1)
@@ -82,13 +82,6 @@ async def supervise(
         await client.aclose()
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 async def test_it_becomes_ready_keeps_the_log_and_stops_clean(socket_dir: Path) -> None:
     async with supervise(socket_dir, "--say", "hello from the engine") as s:
         await s.supervisor.wait_ready()
@@ -123,6 +116,18 @@ async def test_a_worker_that_outlives_its_killed_engine_is_not_left_behind(socke
         s.engine_process().kill()
         await eventually(lambda: Phase.BACKOFF in s.phases)
         await eventually(lambda: not alive(worker), timeout_s=5.0)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is seen as files on Linux only")
+async def test_a_killed_engine_leaves_no_shared_memory(socket_dir: Path) -> None:
+    name_file = socket_dir / "memory"
+    async with supervise(socket_dir, "--with-memory", str(name_file)) as s:
+        await s.supervisor.wait_ready()
+        memory = Path("/dev/shm") / name_file.read_text()  # noqa: S108 - where Linux shows it
+        assert memory.exists()
+        s.engine_process().kill()
+        await eventually(lambda: Phase.BACKOFF in s.phases)
+        assert not memory.exists()
 
 
 async def test_nothing_is_left_when_the_server_itself_is_killed(socket_dir: Path) -> None:
