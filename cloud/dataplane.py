@@ -116,18 +116,28 @@ class Dataplane:
         self._ready = ready
         self._clock = clock
         self._context_tokens: int | None = None
+        self._tokenizes = True
 
     @property
     def release(self) -> ReleaseRef:
         return self._release
 
-    async def warm_up(self) -> None:
-        """Learn the engine's context and pay its first-request costs before anyone waits for them.
+    async def learn(self) -> None:
+        """Ask the engine for its context, and whether it tokenizes conversations.
 
         Raises:
             ForebayError: The engine cannot serve this release.
         """
         self._context_tokens = await self._client.context_tokens()
+        self._tokenizes = await self._client.tokenizes()
+
+    async def warm_up(self) -> None:
+        """`learn`, and pay the first-request costs of a new engine before anyone waits for them.
+
+        Raises:
+            ForebayError: The engine cannot serve this release.
+        """
+        await self.learn()
         token_ids = self._tokenizer.encode("Hello", special=True)
         # Greedy, and then the sampler and the log-probabilities, which are compiled on first use.
         greedy = SamplingParams(max_tokens=2)
@@ -158,12 +168,15 @@ class Dataplane:
         self._check(request.release)
         deadline_s = self._clock() + timeout_s
         join = PrefixJoin.of(request.prefix_text)
-        token_ids = await self._within(deadline_s, lambda: self._tokens(request, join.shown_to_model))
-        self._check_context(len(token_ids), request)
+        if request.messages and not self._tokenizes and not request.prefix_tokens:
+            stream = self._client.stream_chat(request.messages, join.shown_to_model, request.sampling)
+        else:
+            token_ids = await self._within(deadline_s, lambda: self._tokens(request, join.shown_to_model))
+            self._check_context(len(token_ids), request)
+            stream = self._stream(token_ids, request.sampling, field=request.input_field)
         async with self._gate.admit(deadline_s - self._clock()) as place:
             started_s = first_s = last_s = self._clock()
             seen = False
-            stream = self._stream(token_ids, request.sampling, field=request.input_field)
             async with aclosing(stream) as events:
                 while True:
                     event = await self._within(deadline_s, lambda: anext(events))

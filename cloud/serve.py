@@ -175,7 +175,8 @@ class CloudServer:
             return ExternalEngine(
                 engine.url,
                 healthy=healthy,
-                warm_up=dataplane.warm_up,
+                # It is warm already, and its time is somebody else's.
+                warm_up=dataplane.learn,
                 health_interval_s=engine.health_interval_s,
                 unhealthy_limit=engine.unhealthy_limit,
                 startup_timeout_s=vllm.startup_timeout_s,

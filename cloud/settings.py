@@ -115,8 +115,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: Annotated[
         str,
         Meta(
-            description="An existing vLLM cluster's address (http://, https://, unix://path) instead of a "
-            "child. Empty: start vLLM here."
+            description="An existing OpenAI-compatible cluster (http://, https://, unix://path) instead of "
+            "a child. Labels and logprobs need vLLM behind it. Empty: start vLLM here."
         ),
     ] = ""
     model_name: Annotated[str, Meta(description="The model's name at engine.url. Empty: line@version.")] = ""

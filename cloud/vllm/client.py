@@ -12,13 +12,14 @@ httpx is imported here and nowhere else in this tier.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
-from cloud.vllm import wire
+from cloud.vllm import wire, wire_chat
 from protos.errors import (
     ContextTooLong,
     EngineUnavailable,
@@ -27,7 +28,7 @@ from protos.errors import (
     InvalidArgument,
     Overloaded,
 )
-from protos.values import ChatMessage, FinishReason, SamplingParams, TokenLogprob
+from protos.values import ChatMessage, FinishReason, Role, SamplingParams, TokenLogprob
 
 T = TypeVar("T")
 
@@ -51,6 +52,16 @@ class StreamEnd:
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """What one event of a stream says."""
+
+    pieces: list[TextPiece]
+    finish_reasons: list[str | None]
+    usage: wire.Usage | None
+    error: wire.ErrorBody | None
 
 
 class VllmClient:
@@ -119,6 +130,13 @@ class VllmClient:
                 return card.max_model_len
         raise EngineUnavailable(f"the engine does not serve {self._model}", retry_after_s=_RETRY_AFTER_S)
 
+    async def tokenizes(self) -> bool:
+        """Whether the engine renders and tokenizes conversations, as vLLM's own server does."""
+        body = wire.tokenize_body(self._model, [ChatMessage(role=Role.USER, content="Hello")])
+        with _engine_errors():
+            response = await self._http.post("/tokenize", json=body)
+        return response.status_code not in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
+
     async def chat_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """A conversation as token ids, by the engine's own chat template, ready for the answer.
 
@@ -166,10 +184,49 @@ class VllmClient:
             ContextTooLong, InvalidArgument, Overloaded, EngineUnavailable, InternalFault
         """
         body = wire.stream_body(self._model, prompt_tokens, sampling)
+
+        def parse(data: str) -> _Parsed:
+            chunk = msgspec.json.decode(data, type=wire.StreamChunk)
+            pieces = [_piece(choice, sampling.logprobs, token_text) for choice in chunk.choices]
+            return _Parsed(pieces, [c.finish_reason for c in chunk.choices], chunk.usage, chunk.error)
+
+        async with aclosing(self._events("/v1/completions", body, parse, field=field)) as events:
+            async for event in events:
+                yield event
+
+    async def stream_chat(
+        self, messages: Sequence[ChatMessage], prefix_text: str, sampling: SamplingParams
+    ) -> AsyncGenerator[TextPiece | StreamEnd, None]:
+        """As `stream`, for a cluster that renders conversations but does not tokenize them for us.
+
+        Raises:
+            InvalidArgument: Log-probabilities were asked for: such a cluster names no token ids.
+        """
+        if sampling.logprobs is not None:
+            raise InvalidArgument(
+                "this cloud's engine reports no token ids, so no logprobs", field="sampling.logprobs"
+            )
+        body = wire_chat.chat_body(self._model, messages, prefix_text, sampling)
+
+        def parse(data: str) -> _Parsed:
+            chunk = msgspec.json.decode(data, type=wire_chat.ChatChunk)
+            texts = [choice.delta.content or "" for choice in chunk.choices]
+            pieces = [TextPiece(text=text, tokens=1) for text in texts if text]
+            return _Parsed(pieces, [c.finish_reason for c in chunk.choices], chunk.usage, chunk.error)
+
+        events = self._events("/v1/chat/completions", body, parse, field="messages")
+        async with aclosing(events) as stream:
+            async for event in stream:
+                yield event
+
+    async def _events(
+        self, path: str, body: dict[str, Any], parse: Callable[[str], _Parsed], *, field: str
+    ) -> AsyncGenerator[TextPiece | StreamEnd, None]:
+        """One server-sent event stream, to its end marker."""
         finish: FinishReason | None = None
         usage: wire.Usage | None = None
         with _engine_errors():
-            async with self._http.stream("POST", "/v1/completions", json=body) as response:
+            async with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response.status_code, await response.aread(), response.headers, field)
                 async for line in response.aiter_lines():
@@ -178,14 +235,14 @@ class VllmClient:
                         continue
                     if data == wire.DONE:
                         break
-                    chunk = msgspec.json.decode(data, type=wire.StreamChunk)
-                    if chunk.error is not None:
-                        raise _broken(f"the engine failed in mid-answer: {chunk.error.message[:200]}")
-                    usage = chunk.usage or usage
-                    for choice in chunk.choices:
-                        if choice.finish_reason is not None:
-                            finish = wire.finish_reason_of(choice.finish_reason)
-                        yield _piece(choice, sampling.logprobs, token_text)
+                    parsed = parse(data)
+                    if parsed.error is not None:
+                        raise _broken(f"the engine failed in mid-answer: {parsed.error.message[:200]}")
+                    usage = parsed.usage or usage
+                    for reason in parsed.finish_reasons:
+                        finish = wire.finish_reason_of(reason) if reason is not None else finish
+                    for piece in parsed.pieces:
+                        yield piece
                 else:
                     raise _broken("the engine broke off in mid-answer")
         if finish is None or usage is None:
@@ -238,7 +295,7 @@ def _refusal(status: int, content: bytes, headers: httpx.Headers, field: str) ->
     except (msgspec.MsgspecError, UnicodeDecodeError):
         body = wire.ErrorBody()
     if status in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
-        if body.param in _CONTEXT_PARAMS:
+        if body.param in _CONTEXT_PARAMS or body.code == "context_length_exceeded":
             return ContextTooLong(f"the engine refused: {body.message[:300]}", field=field)
         return InvalidArgument(f"the engine refused: {body.message[:300]}", field=field)
     if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):

@@ -18,7 +18,7 @@ from protos.values import ChatMessage, FinishReason, SamplingParams, TokenAltern
 DONE: Final = "[DONE]"
 _TOKEN_PREFIX: Final = "token_id:"  # noqa: S105 - a marker of vLLM's, not a secret
 # vLLM takes a signed 64-bit seed, the contract an unsigned one.
-_SEED_MASK: Final = 2**63 - 1
+SEED_MASK: Final = 2**63 - 1
 
 
 class WireError(Exception):
@@ -141,7 +141,7 @@ def stream_body(model: str, prompt_tokens: Sequence[int], sampling: SamplingPara
         "repetition_penalty": sampling.repetition_penalty,
     }
     if sampling.seed is not None:
-        body["seed"] = sampling.seed & _SEED_MASK
+        body["seed"] = sampling.seed & SEED_MASK
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.logprobs is not None:

@@ -329,6 +329,29 @@ async def test_a_text_too_long_to_classify_names_the_limit(stub: Stub) -> None:
     assert error.metadata["context_tokens"] == "256"
 
 
+async def test_a_plain_openai_cluster_is_asked_by_its_chat_completions(
+    settings: CloudSettings, engine: FakeOpenAIServer
+) -> None:
+    engine.script.plain = True
+    engine.script.reply = [" Paris", "."]
+    async with serving(settings) as server, grpc.aio.insecure_channel(server.address) as channel:
+        stub: Stub = cloud_pb2_grpc.CloudInferenceServiceStub(channel)
+        text, final = await run(stub, ask(prefix_text="It is "))
+        assert text == "Paris."
+        assert final.completion_tokens == 2
+        (body,) = engine.bodies("/v1/chat/completions")
+        assert body["messages"][-1] == {"role": "assistant", "content": "It is"}
+        assert body["continue_final_message"] is True
+        assert "top_k" not in body
+        await run(stub, ask())
+        assert "continue_final_message" not in engine.bodies("/v1/chat/completions")[-1]
+        request = ask()
+        request.sampling.logprobs = 1
+        with pytest.raises(InvalidArgument) as caught:
+            await run(stub, request)
+        assert caught.value.field == "sampling.logprobs"
+
+
 async def test_the_status_lists_the_release_only_while_the_engine_is_ready(
     stub: Stub, server: CloudServer, engine: FakeOpenAIServer
 ) -> None:

@@ -31,7 +31,8 @@ class Script:
         hold_after: After so many pieces, wait for `FakeOpenAIServer.release`.
         refuse: (status, param, message) for every completion.
         healthy: What /health says.
-        logprob_of: Log-probability of a token id given the tokens before it, for `prompt_logprobs`.
+        score_none: Leave out `prompt_logprobs`.
+        plain: Know only OpenAI's own paths: no /health, no /tokenize.
     """
 
     reply: list[str] = field(default_factory=lambda: ["Hello", " there", "."])
@@ -43,6 +44,7 @@ class Script:
     healthy: bool = True
     max_model_len: int = 256
     score_none: bool = False
+    plain: bool = False
 
 
 class FakeOpenAIServer:
@@ -96,7 +98,9 @@ class FakeOpenAIServer:
         self, path: str, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         script = self.script
-        if path == "/health":
+        if script.plain and path in ("/health", "/tokenize"):
+            await _send_json(writer, {"detail": "Not Found"}, 404)
+        elif path == "/health":
             await _send(writer, 200 if script.healthy else 503, b"")
         elif path == "/v1/models":
             await _send_json(writer, {"data": [{"id": self.model, "max_model_len": script.max_model_len}]})
@@ -106,7 +110,7 @@ class FakeOpenAIServer:
         elif path == "/v1/completions" and script.refuse is not None:
             status, param, message = script.refuse
             await _send_json(writer, {"error": {"message": message, "param": param, "code": status}}, status)
-        elif path == "/v1/completions" and body.get("stream"):
+        elif body.get("stream"):
             await self._stream(body, reader, writer)
         elif path == "/v1/completions":
             await _send_json(writer, self._scored(body))
@@ -153,6 +157,8 @@ class FakeOpenAIServer:
             end = ("length" if cut else script.finish_reason) if number == len(pieces) - 1 else None
             token = text.encode()[0]
             choice: dict[str, Any] = {"index": 0, "text": text, "token_ids": [token], "finish_reason": end}
+            if "messages" in body:
+                choice = {"index": 0, "delta": {"content": text}, "finish_reason": end}
             if (count := body.get("logprobs")) is not None:
                 top = {f"token_id:{token + i}": -0.5 - i for i in range(max(count, 1))}
                 choice["logprobs"] = {
@@ -161,7 +167,10 @@ class FakeOpenAIServer:
                     "top_logprobs": [top],
                 }
             await _send_event(writer, {"choices": [choice]})
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(pieces)}
+        usage = {
+            "prompt_tokens": len(body.get("prompt") or body["messages"]),
+            "completion_tokens": len(pieces),
+        }
         await _send_event(writer, {"choices": [], "usage": usage})
         await _send_chunk(writer, b"data: [DONE]\n\n")
         await _send_chunk(writer, b"")

@@ -123,7 +123,7 @@ async def test_a_killed_engine_leaves_no_shared_memory(socket_dir: Path) -> None
     name_file = socket_dir / "memory"
     async with supervise(socket_dir, "--with-memory", str(name_file)) as s:
         await s.supervisor.wait_ready()
-        memory = Path("/dev/shm") / name_file.read_text()  # noqa: S108 - where Linux shows it
+        memory = Path("/dev/shm", name_file.read_text())  # noqa: S108 - where Linux shows it
         assert memory.exists()
         s.engine_process().kill()
         await eventually(lambda: Phase.BACKOFF in s.phases)
