@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,15 +21,13 @@ import grpc.aio
 from cloud.admission import AdmissionGate, AdmissionLimits
 from cloud.classifier import Classifier
 from cloud.dataplane import Dataplane
-from cloud.releases import CloudRelease, find_release
+from cloud.engine import Engine, make_engine, model_name
+from cloud.releases import find_release
 from cloud.servicer import SERVICE_NAME, CloudServicer
 from cloud.settings import CloudSettings
 from cloud.text import CloudTokenizer
 from cloud.vllm.client import VllmClient
-from cloud.vllm.command import build_command, check_parallelism, detect_device, read_model_shape
-from cloud.vllm.external import ExternalEngine
-from cloud.vllm.lifecycle import Phase, RestartPolicy
-from cloud.vllm.process import LogSpec
+from cloud.vllm.lifecycle import Phase
 from cloud.vllm.supervisor import VllmSupervisor
 from protos import limits
 from protos.auth import Authenticator
@@ -45,8 +41,6 @@ _log = logging.getLogger(__name__)
 
 # Beside one connection per running request: health checks, tokenization, metrics.
 _SPARE_CONNECTIONS = 32
-# A supervised launcher kills at the end of the child's grace by itself; this much later we do.
-_LAUNCHER_MARGIN_S = 5.0
 # Calls that hold no place: health watchers, status, and requests that are about to be refused.
 _SPARE_CALLS = 2048
 
@@ -74,7 +68,7 @@ class CloudServer:
         self._hurry = asyncio.Event()
         self._socket_dir: Path | None = None
         self._client: VllmClient | None = None
-        self._engine: VllmSupervisor | ExternalEngine | None = None
+        self._engine: Engine | None = None
         self._health: HealthServicer | None = None
         self._server: grpc.aio.Server | None = None
         self._gate = AdmissionGate(_admission_limits(settings), clock=clock)
@@ -137,13 +131,15 @@ class CloudServer:
         release = find_release(settings.release)
         tokenizer = await asyncio.to_thread(CloudTokenizer.load, release.model_dir)
         address = settings.engine.url
+        socket_path: Path | None = None
         if not address:
             # Made with mode 0700: the socket in it is ours alone.
             self._socket_dir = Path(tempfile.mkdtemp(prefix="forebay-"))
-            address = f"unix://{self._socket_dir / 'vllm.sock'}"
+            socket_path = self._socket_dir / "vllm.sock"
+            address = f"unix://{socket_path}"
         client = self._client = VllmClient.connect(
             address,
-            model=settings.engine.model_name or str(release.ref),
+            model=model_name(settings, release),
             max_connections=settings.admission.max_running + _SPARE_CONNECTIONS,
             connect_timeout_s=settings.engine.connect_timeout_s,
             api_key=self._api_key(),
@@ -158,65 +154,23 @@ class CloudServer:
             ready=lambda: self.phase is Phase.READY,
             clock=self._clock,
         )
-        engine = self._engine = self._make_engine(release, client, dataplane)
+
+        async def healthy() -> bool:
+            return await client.healthy(settings.engine.health_timeout_s)
+
+        engine = self._engine = make_engine(
+            settings,
+            release,
+            dataplane,
+            socket_path=socket_path,
+            healthy=healthy,
+            environment=self._environment,
+            clock=self._clock,
+            listener=self._on_phase,
+        )
         self._health = await self._listen(dataplane)
         engine.start()
         _log.info("cloud server for %s on %s", release.ref, self.address)
-
-    def _make_engine(
-        self, release: CloudRelease, client: VllmClient, dataplane: Dataplane
-    ) -> VllmSupervisor | ExternalEngine:
-        engine, vllm = self._settings.engine, self._settings.vllm
-
-        async def healthy() -> bool:
-            return await client.healthy(engine.health_timeout_s)
-
-        if self._socket_dir is None:
-            return ExternalEngine(
-                engine.url,
-                healthy=healthy,
-                # It is warm already, and its time is somebody else's.
-                warm_up=dataplane.learn,
-                health_interval_s=engine.health_interval_s,
-                unhealthy_limit=engine.unhealthy_limit,
-                startup_timeout_s=vllm.startup_timeout_s,
-                listener=self._on_phase,
-            )
-        device = detect_device(vllm.device)
-        check_parallelism(read_model_shape(release.model_dir), vllm)
-        socket_path = self._socket_dir / "vllm.sock"
-        command = build_command(
-            vllm,
-            python=sys.executable,
-            model_dir=release.model_dir,
-            served_name=engine.model_name or str(release.ref),
-            socket_path=socket_path,
-            max_running=self._settings.admission.max_running,
-            device=device,
-            cores=_cores(),
-            environment=self._environment,
-        )
-        return VllmSupervisor(
-            command,
-            socket_path=socket_path,
-            log=LogSpec(
-                path=vllm.log_dir.expanduser() / "vllm.log", max_bytes=vllm.log_max_bytes, keep=vllm.log_keep
-            ),
-            policy=RestartPolicy(
-                startup_timeout_s=vllm.startup_timeout_s,
-                stop_grace_s=vllm.stop_grace_s,
-                kill_margin_s=_LAUNCHER_MARGIN_S,
-                first_backoff_s=vllm.first_backoff_s,
-                max_backoff_s=vllm.max_backoff_s,
-                unhealthy_limit=engine.unhealthy_limit,
-            ),
-            healthy=healthy,
-            warm_up=dataplane.warm_up,
-            health_interval_s=engine.health_interval_s,
-            clock=self._clock,
-            random=random.random,
-            listener=self._on_phase,
-        )
 
     async def _listen(self, dataplane: Dataplane) -> HealthServicer:
         settings = self._settings
@@ -345,10 +299,3 @@ def _admission_limits(settings: CloudSettings) -> AdmissionLimits:
         max_wait_s=admission.max_wait_s,
         least_service_s=admission.least_service_s,
     )
-
-
-def _cores() -> list[int]:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

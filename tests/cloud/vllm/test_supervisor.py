@@ -25,6 +25,7 @@ from cloud.vllm.supervisor import EngineStartFailed, VllmSupervisor
 from protos.errors import EngineUnavailable
 from tests.fakes.waiting import alive, eventually
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux shows it
 FAKE_ENGINE = Path(__file__).parents[2] / "fakes" / "openai_server.py"
 POLICY = RestartPolicy(startup_timeout_s=30.0, stop_grace_s=3.0, first_backoff_s=0.05, max_backoff_s=0.1)
 
@@ -118,12 +119,12 @@ async def test_a_worker_that_outlives_its_killed_engine_is_not_left_behind(socke
         await eventually(lambda: not alive(worker), timeout_s=5.0)
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is seen as files on Linux only")
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="shared memory is seen as files on Linux only")
 async def test_a_killed_engine_leaves_no_shared_memory(socket_dir: Path) -> None:
     name_file = socket_dir / "memory"
     async with supervise(socket_dir, "--with-memory", str(name_file)) as s:
         await s.supervisor.wait_ready()
-        memory = Path("/dev/shm", name_file.read_text())  # noqa: S108 - where Linux shows it
+        memory = SHARED_MEMORY / name_file.read_text()
         assert memory.exists()
         s.engine_process().kill()
         await eventually(lambda: Phase.BACKOFF in s.phases)
