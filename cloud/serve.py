@@ -29,13 +29,12 @@ from cloud.text import CloudTokenizer
 from cloud.vllm.client import VllmClient
 from cloud.vllm.lifecycle import Phase
 from cloud.vllm.supervisor import VllmSupervisor
-from protos import limits
 from protos.auth import Authenticator
+from protos.channel import listen, server_options
 from protos.forebay.v1 import cloud_pb2_grpc
 from protos.health import HealthServicer, add_health, enable_reflection
 from protos.interceptors import BorderInterceptor, remaining_s
 from protos.settings import SettingsError
-from protos.tls import check_plaintext, host_of, server_credentials
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +173,6 @@ class CloudServer:
 
     async def _listen(self, dataplane: Dataplane) -> HealthServicer:
         settings = self._settings
-        credentials = server_credentials(settings.tls)
         authenticator = Authenticator(settings.auth, clock=self._clock)
         default_s = settings.server.default_deadline_s
         server = self._server = grpc.aio.server(
@@ -183,15 +181,7 @@ class CloudServer:
             maximum_concurrent_rpcs=(
                 settings.admission.max_running + settings.admission.max_queued + _SPARE_CALLS
             ),
-            options=[
-                ("grpc.max_receive_message_length", settings.server.max_message_bytes),
-                ("grpc.max_send_message_length", settings.server.max_message_bytes),
-                ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
-                # Edges ping idle links so that they notice a dead one; the default would send them away.
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.so_reuseport", 0),
-            ],
+            options=server_options(settings.server.max_message_bytes),
         )
         servicer = CloudServicer(
             dataplane, remaining=lambda context: remaining_s(context, default_s=default_s)
@@ -200,17 +190,12 @@ class CloudServer:
         health = add_health(server, [SERVICE_NAME])
         if settings.server.reflection:
             enable_reflection(server, [SERVICE_NAME])
-        listen = settings.server.listen
         try:
-            if credentials is None:
-                check_plaintext(listen, allow_plaintext=settings.tls.allow_plaintext, key="tls")
-                port = server.add_insecure_port(listen)
-            else:
-                port = server.add_secure_port(listen, credentials)
-        except RuntimeError as error:
-            raise SettingsError(f"cannot listen on {listen}: {error}", key="server.listen") from error
-        host = host_of(listen)
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self._address = listen(server, settings.server.listen, settings.tls)
+        except SettingsError as error:
+            if error.key is not None:
+                raise
+            raise SettingsError(error.message, key="server.listen") from error
         await server.start()
         return health
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from cloud.dataplane import CloudEnd, CloudRequest, Dataplane
-from protos import limits
+from protos import limits, metadata
 from protos.convert import (
     chat_messages_from_pb,
     check_classify_text,
@@ -50,6 +50,7 @@ class CloudServicer(cloud_pb2_grpc.CloudInferenceServiceServicer):
         self, request: cloud_pb2.CloudStreamGenerateRequest, context: _Context
     ) -> AsyncIterator[cloud_pb2.CloudStreamGenerateResponse]:
         timeout_s = self._remaining(context)
+        self._say_release(context)
         generation = self._dataplane.generate(request_from_pb(request), timeout_s=timeout_s)
         async with aclosing(generation) as events:
             async for event in events:
@@ -64,6 +65,7 @@ class CloudServicer(cloud_pb2_grpc.CloudInferenceServiceServicer):
         self, request: cloud_pb2.CloudClassifyRequest, context: _Context
     ) -> cloud_pb2.CloudClassifyResponse:
         check_request_id(request.request_id)
+        self._say_release(context)
         result = await self._dataplane.classify(
             release_from_pb(request.release),
             text=check_classify_text(request.text),
@@ -89,6 +91,9 @@ class CloudServicer(cloud_pb2_grpc.CloudInferenceServiceServicer):
             queued=status.queued,
             queue_capacity=status.queue_capacity,
         )
+
+    def _say_release(self, context: _Context) -> None:
+        context.set_trailing_metadata(((metadata.RELEASE, str(self._dataplane.release)),))
 
     def _final(self, end: CloudEnd) -> cloud_pb2.CloudFinal:
         return cloud_pb2.CloudFinal(

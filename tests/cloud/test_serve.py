@@ -14,6 +14,7 @@ import grpc.aio
 import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud.serve import CloudServer
 from cloud.settings import (
@@ -23,6 +24,9 @@ from cloud.settings import (
     ReleaseSettings,
     ServerSettings,
 )
+from deploy.certs import make_dev_certs
+from protos.auth import ApiKey, AuthSettings, generate_key, hash_key
+from protos.channel import open_channel
 from protos.errors import (
     ContextTooLong,
     DeadlineExpired,
@@ -31,11 +35,13 @@ from protos.errors import (
     InvalidArgument,
     Overloaded,
     ReleaseMismatch,
+    Unauthenticated,
+    UnavailableError,
 )
 from protos.forebay.v1 import cloud_pb2, cloud_pb2_grpc, common_pb2
 from protos.settings import SettingsError
 from protos.status import from_rpc_error
-from protos.tls import TlsSettings
+from protos.tls import ClientTlsSettings, TlsSettings
 from tests.fakes.openai_server import FakeOpenAIServer
 from tests.fakes.waiting import eventually
 
@@ -147,6 +153,12 @@ async def test_a_space_at_the_seam_is_not_doubled(stub: Stub, engine: FakeOpenAI
     engine.script.reply = [" France", " is"]
     text, _ = await run(stub, ask(prefix_text="The capital of "))
     assert text == "France is"
+
+
+async def test_the_trailers_name_the_release_that_answered(stub: Stub) -> None:
+    call = stub.StreamGenerate(ask(), timeout=10)
+    assert [event async for event in call]
+    assert dict(await call.trailing_metadata())["forebay-release"] == "support-bot@1"
 
 
 async def test_logprobs_come_when_asked_for(stub: Stub) -> None:
@@ -360,6 +372,57 @@ async def test_the_status_lists_the_release_only_while_the_engine_is_ready(
     engine.script.healthy = False
     await eventually(lambda: server.phase.value == "backoff")
     assert not (await stub.GetStatus(cloud_pb2.GetStatusRequest(), timeout=5)).ready_releases
+
+
+async def test_with_mutual_tls_only_a_client_with_a_certificate_is_served(
+    settings: CloudSettings, tmp_path: Path
+) -> None:
+    certs = make_dev_certs(tmp_path / "pki")
+    tls = TlsSettings(
+        cert_file=certs.cloud.cert_file, key_file=certs.cloud.key_file, client_ca_file=certs.ca.cert_file
+    )
+    known = ClientTlsSettings(
+        ca_file=certs.ca.cert_file,
+        cert_file=certs.edge_client.cert_file,
+        key_file=certs.edge_client.key_file,
+    )
+    async with serving(msgspec.structs.replace(settings, tls=tls)) as server:
+        async with open_channel(server.address, known) as channel:
+            assert (await run(cloud_pb2_grpc.CloudInferenceServiceStub(channel), ask()))[0] == "Hello there."
+        async with open_channel(server.address, ClientTlsSettings(ca_file=certs.ca.cert_file)) as channel:
+            with pytest.raises(UnavailableError):
+                await run(cloud_pb2_grpc.CloudInferenceServiceStub(channel), ask(), timeout_s=5.0)
+
+
+async def test_with_keys_a_caller_without_one_is_refused_and_health_stays_open(
+    settings: CloudSettings,
+) -> None:
+    key = generate_key()
+    auth = AuthSettings(keys=[ApiKey(name="edge-1", sha256=hash_key(key))])
+    async with (
+        serving(msgspec.structs.replace(settings, auth=auth)) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        stub: Stub = cloud_pb2_grpc.CloudInferenceServiceStub(channel)
+        with pytest.raises(Unauthenticated):
+            await run(stub, ask())
+        status = await stub.GetStatus(
+            cloud_pb2.GetStatusRequest(), timeout=5, metadata=[("authorization", f"Bearer {key}")]
+        )
+        assert list(status.ready_releases) == [RELEASE]
+        health = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service=SERVICE), timeout=5
+        )
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_the_service_is_found_by_reflection(channel: grpc.aio.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    call = stub.ServerReflectionInfo(iter([request]), timeout=5)
+    names = [s.name for s in (await call.read()).list_services_response.service]
+    assert SERVICE in names
+    call.cancel()
 
 
 @pytest.mark.parametrize(
