@@ -48,6 +48,15 @@ def ask(content: str, max_tokens: int, **fields: Any) -> cloud_pb2.CloudStreamGe
     )
 
 
+def long_text() -> cloud_pb2.CloudStreamGenerateRequest:
+    """A request that goes on for long: a chat model may answer anything shortly, but counting has no end."""
+    return cloud_pb2.CloudStreamGenerateRequest(
+        release=RELEASE,
+        prompt=", ".join(str(n) for n in range(1, 40)) + ",",
+        sampling=common_pb2.SamplingParams(max_tokens=1500),
+    )
+
+
 async def run(stub: Any, request: cloud_pb2.CloudStreamGenerateRequest) -> tuple[str, cloud_pb2.CloudFinal]:
     call = stub.StreamGenerate(request, timeout=CALL_S)
     try:
@@ -113,7 +122,7 @@ async def test_labels_are_scored_by_likelihood(stub: Any) -> None:
 async def test_cancelling_the_call_aborts_the_request_inside_vllm_within_a_second(
     stub: Any, real_cloud: CloudProcess
 ) -> None:
-    call = stub.StreamGenerate(ask("Count from one to a thousand in words.", 1500), timeout=CALL_S)
+    call = stub.StreamGenerate(long_text(), timeout=CALL_S)
     await call.read()
     # The count follows the engine's steps, so it may lag behind the first token.
     async with asyncio.timeout(30):
@@ -137,7 +146,7 @@ async def test_a_killed_engine_is_a_typed_error_and_not_serving_and_heals(
     )
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     before = real_cloud.descendants()
-    call = stub.StreamGenerate(ask("Count from one to a thousand in words.", 1500), timeout=CALL_S)
+    call = stub.StreamGenerate(long_text(), timeout=CALL_S)
     stream = aiter(call)
     await anext(stream)
     engine_front(real_cloud).kill()
