@@ -33,7 +33,8 @@ import psutil
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SHORT_GRACE_S = 2.0
-_TRACKER_GRACE_S = 1.0
+_TRACKER_GRACE_S = 2.0
+_KILL_LIMIT_S = 10.0
 _READ_BYTES = 64 * 1024
 
 
@@ -155,20 +156,27 @@ def _kill_descendants() -> None:
     Python's resource trackers get a moment more: with their users gone they remove the shared memory that
     those have left, and end.
     """
-    trackers_until_s = time.monotonic() + _TRACKER_GRACE_S
-    for _ in range(100):
+    until_s = time.monotonic() + _KILL_LIMIT_S
+    trackers_until_s = until_s
+    while time.monotonic() < until_s:
         left = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
         if not left:
             return
-        for process in left:
+        users = [process for process in left if not _is_tracker(process)]
+        if users:
+            # Giving back gigabytes takes a killed process a while, and until then its tracker waits.
+            trackers_until_s = time.monotonic() + _TRACKER_GRACE_S
+        for process in users if time.monotonic() < trackers_until_s else left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if time.monotonic() >= trackers_until_s or not _is_tracker(process):
-                    process.kill()
+                process.kill()
         psutil.wait_procs(left, timeout=0.1)
 
 
 def _is_tracker(process: psutil.Process) -> bool:
-    return any("resource_tracker" in argument for argument in process.cmdline())
+    try:
+        return any("resource_tracker" in argument for argument in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _reap() -> None:

@@ -75,7 +75,7 @@ class RestartPolicy:
 
     startup_timeout_s: float
     stop_grace_s: float
-    kill_margin_s: float = 5.0
+    kill_margin_s: float = 12.0
     first_backoff_s: float = 1.0
     max_backoff_s: float = 60.0
     jitter: float = 0.25

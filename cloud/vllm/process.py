@@ -21,8 +21,8 @@ import psutil
 
 from cloud.vllm.command import VllmCommand
 
-# The launcher's short grace, its time for resource trackers, and as much again.
-_LAUNCHER_KILL_S = 6.0
+# The launcher's short grace, and its limit for killing all below it.
+_LAUNCHER_KILL_S = 13.0
 _TAIL_BYTES = 8 * 1024
 _TAIL_LINES = 25
 

@@ -73,8 +73,8 @@ def test_a_stop_terminates_then_kills_and_ends_with_the_child() -> None:
     state, action = go(ready(), Event.STOP, 0.0)
     assert (state.phase, action) == (Phase.STOPPING, Action.TERMINATE)
     assert go(state, Event.STOP, 1.0)[1] is Action.NONE
-    assert go(state, Event.TICK, 14.9)[1] is Action.NONE
-    assert go(state, Event.TICK, 15.0)[1] is Action.KILL
+    assert go(state, Event.TICK, 21.9)[1] is Action.NONE
+    assert go(state, Event.TICK, 22.0)[1] is Action.KILL
     assert go(state, Event.EXITED, 3.0)[0].phase is Phase.STOPPED
 
 
