@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 from protos.values import LabelScore
 
-DEFAULT_LABEL_KIND = "Topic"
-
 
 def label_context(text: str, kind: str) -> str:
     """What stands before the label: the message, a line break, and the cue. No space at the end."""
