@@ -53,6 +53,7 @@ Ca = Annotated[Path | None, typer.Option(help="PEM file of the authority to trus
 @app.command()
 def up(
     pair: Annotated[str, typer.Option(help="Which pair of models: smol or qwen.")] = "smol",
+    variant: Annotated[str, typer.Option(help="Quantization that the edge serves.")] = "int8",
     keep: Annotated[
         bool, typer.Option("--keep", help="Serve until ctrl-C instead of running the demo.")
     ] = False,
@@ -62,7 +63,7 @@ def up(
 
     from deploy.up import up as run
 
-    run(pair=pair, keep=keep, console=Console())
+    run(pair=pair, variant=variant, keep=keep, console=Console())
 
 
 @app.command()

@@ -31,12 +31,12 @@ def cloud_config(*, address: str, store: Path, line: str, run_directory: Path, t
     )
 
 
-def edge_config(*, address: str, store: Path, line: str, cloud_address: str) -> str:
+def edge_config(*, address: str, store: Path, line: str, variant: str, cloud_address: str) -> str:
     """TOML of the edge server, for `edge.settings.EdgeSettings`."""
     return to_toml(
         {
             "server": {"listen": address},
-            "release": {"store": str(store), "line": line, "variant": "int4"},
+            "release": {"store": str(store), "line": line, "variant": variant},
             "cloud": {"address": cloud_address},
         }
     )

@@ -17,7 +17,7 @@ from deploy.client import EdgeClient, chat_request
 from protos.errors import ForebayError
 from protos.forebay.v1 import common_pb2, inference_pb2
 
-MAX_TOKENS = 96
+MAX_TOKENS = 128
 TIMEOUT_S = 60.0
 
 
@@ -28,7 +28,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hard: bool = False
 
 
-class _Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked, and the operator's instructions that go along each time."""
+
+    system: str
     prompts: list[Prompt]
 
 
@@ -78,22 +81,24 @@ class Summary:
     failure: str | None
 
 
-def load_prompts() -> list[Prompt]:
+def load_prompts() -> Prompts:
     """The packaged prompts."""
     raw = resources.files(__package__).joinpath("demo_prompts.toml").read_bytes()
-    return msgspec.toml.decode(raw, type=_Prompts).prompts
+    return msgspec.toml.decode(raw, type=Prompts)
 
 
 async def ask_one(
     client: EdgeClient,
     prompt: Prompt,
     *,
+    system: str,
     model: str,
     clock: Callable[[], float],
     on_text: Callable[[str], None],
 ) -> Outcome:
     """Ask one prompt, handing each piece of text to `on_text` as it comes. An error becomes the outcome's."""
-    request = chat_request([("user", prompt.text)], model=model, max_tokens=MAX_TOKENS)
+    messages = [("system", system), ("user", prompt.text)]
+    request = chat_request(messages, model=model, max_tokens=MAX_TOKENS)
     started = clock()
     first: float | None = None
     final: inference_pb2.GenerateResponse | None = None

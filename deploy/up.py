@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from cloud.authoring.build import DEFAULT_VARIANTS
 from cloud.authoring.catalog import load_catalog
 from cloud.authoring.home import Home
 from deploy.client import EdgeClient
@@ -50,7 +51,7 @@ class Stack:
     model: str
 
 
-def up(*, pair: str, keep: bool, console: Console) -> None:
+def up(*, pair: str, variant: str, keep: bool, console: Console) -> None:
     """Do what the module says.
 
     Raises:
@@ -59,12 +60,12 @@ def up(*, pair: str, keep: bool, console: Console) -> None:
         DemoFailed: The demo did not show both tiers.
     """
     with sigterm_interrupts():
-        build_release(console, pair=pair)
-        stack = prepare(pair, home=Home.from_environment(os.environ))
+        build_release(console, pair=pair, variants=tuple(dict.fromkeys((*DEFAULT_VARIANTS, variant))))
+        stack = prepare(pair, variant=variant, home=Home.from_environment(os.environ))
     asyncio.run(_run(stack, keep=keep, console=console))
 
 
-def prepare(pair_name: str, *, home: Home) -> Stack:
+def prepare(pair_name: str, *, variant: str, home: Home) -> Stack:
     """Write both configurations into a fresh run directory."""
     pair = load_catalog().pair(pair_name)
     runs = home.root / "run"
@@ -85,7 +86,13 @@ def prepare(pair_name: str, *, home: Home) -> Stack:
         )
     )
     (run_directory / "edge.toml").write_text(
-        edge_config(address=edge_address, store=home.releases, line=pair.line, cloud_address=cloud_address)
+        edge_config(
+            address=edge_address,
+            store=home.releases,
+            line=pair.line,
+            variant=variant,
+            cloud_address=cloud_address,
+        )
     )
 
     def spec(name: str, address: str, service: str, ready_s: float) -> ServerSpec:
@@ -176,17 +183,24 @@ async def _demo(stack: Stack, servers: Sequence[Server], console: Console) -> No
 
 
 async def _talk(stack: Stack, console: Console) -> Summary:
-    prompts = load_prompts()
+    asked = load_prompts()
     outcomes: list[Outcome] = []
 
     def say(text: str) -> None:
         console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
 
     async with EdgeClient(stack.edge.address) as client:
-        for number, prompt in enumerate(prompts, start=1):
-            title = f"\n[{number}/{len(prompts)}] {prompt.text}"
+        for number, prompt in enumerate(asked.prompts, start=1):
+            title = f"\n[{number}/{len(asked.prompts)}] {prompt.text}"
             console.print(title, style="bold", markup=False, highlight=False)
-            outcome = await ask_one(client, prompt, model=stack.model, clock=time.monotonic, on_text=say)
+            outcome = await ask_one(
+                client,
+                prompt,
+                system=asked.system,
+                model=stack.model,
+                clock=time.monotonic,
+                on_text=say,
+            )
             outcomes.append(outcome)
             console.print()
             style = "cyan" if outcome.error is None else "red"

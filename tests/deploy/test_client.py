@@ -50,7 +50,12 @@ async def test_the_demo_takes_tier_reason_and_confidence_from_the_final_message(
     heard: list[str] = []
     async with scripted_edge(lambda _r: ["a", "b"]) as (address, _), EdgeClient(address) as client:
         outcome = await ask_one(
-            client, Prompt(text="q"), model="support-bot", clock=time.monotonic, on_text=heard.append
+            client,
+            Prompt(text="q"),
+            system="s",
+            model="support-bot",
+            clock=time.monotonic,
+            on_text=heard.append,
         )
     assert heard == ["a", "b"]
     assert (outcome.tier, outcome.reason, outcome.confidence) == ("edge", "confident", 0.75)
@@ -63,7 +68,7 @@ async def test_the_demo_records_an_error_instead_of_raising_it() -> None:
         EdgeClient(address) as client,
     ):
         outcome = await ask_one(
-            client, Prompt(text="q"), model="m", clock=time.monotonic, on_text=lambda _t: None
+            client, Prompt(text="q"), system="s", model="m", clock=time.monotonic, on_text=lambda _t: None
         )
     assert outcome.tier is None
     assert outcome.error == "OVERLOADED: full"

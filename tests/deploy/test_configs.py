@@ -14,12 +14,12 @@ from deploy.up import prepare
 def test_the_generated_edge_configuration_loads(tmp_path: Path) -> None:
     from edge.settings import load as load_edge
 
-    stack = prepare("smol", home=Home(tmp_path))
+    stack = prepare("smol", variant="int8", home=Home(tmp_path))
     load_edge(stack.run_directory / "edge.toml", env={})
 
 
 def test_the_generated_cloud_configuration_loads(tmp_path: Path) -> None:
-    stack = prepare("smol", home=Home(tmp_path))
+    stack = prepare("smol", variant="int8", home=Home(tmp_path))
     cloud = load_cloud(stack.run_directory / "cloud.toml", env={})
     assert cloud.server.listen == stack.cloud.address
     assert cloud.release.store == tmp_path / "releases"
@@ -29,7 +29,7 @@ def test_the_generated_cloud_configuration_loads(tmp_path: Path) -> None:
 def test_old_runs_are_deleted(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / "run" / f"2020010{number}").mkdir(parents=True)
-    stack = prepare("smol", home=Home(tmp_path))
+    stack = prepare("smol", variant="int8", home=Home(tmp_path))
     assert len(list((tmp_path / "run").iterdir())) == 5
     assert stack.run_directory.is_dir()
 

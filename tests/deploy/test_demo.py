@@ -47,7 +47,7 @@ def test_shares_and_latencies_are_over_answered_prompts() -> None:
 
 
 def test_the_packaged_prompts_are_a_dozen_plus_hard_ones() -> None:
-    prompts = load_prompts()
+    prompts = load_prompts().prompts
     assert sum(not p.hard for p in prompts) >= 12
     assert sum(p.hard for p in prompts) >= 3
     assert len({p.text for p in prompts}) == len(prompts)
