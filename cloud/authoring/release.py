@@ -57,15 +57,18 @@ def release_directory(store: Path, pair: Pair) -> Path:
 
 
 def existing_variants(store: Path, pair: Pair) -> tuple[str, ...]:
-    """Variants of a finished release, in order; empty when there is none."""
+    """Variants of a finished release that says what the pair says, in order; empty when there is none."""
     directory = release_directory(store, pair)
     try:
         manifest = load_manifest(directory)
     except ManifestError:
         return ()
+    edge = manifest.edge
+    current = edge.context_tokens == pair.context_tokens
+    current = current and all(pair.thresholds.get(v.name) == v.threshold for v in edge.variants)
     whole = all((directory / f.path).is_file() for f in manifest.files)
     whole = whole and (directory / "cloud" / "config.json").is_file()
-    return tuple(v.name for v in manifest.edge.variants) if whole else ()
+    return tuple(v.name for v in edge.variants) if whole and current else ()
 
 
 def assemble(pair: Pair, catalog: Catalog, parts: Parts, *, store: Path) -> Path:

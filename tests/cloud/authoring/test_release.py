@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import onnx
+import onnxruntime
 import pytest
 
 from cloud.authoring.catalog import Catalog, Pair
@@ -99,6 +102,12 @@ def test_a_release_with_a_missing_file_does_not_count_as_built(tmp_path: Path) -
     assert existing_variants(store, PAIR) == ()
 
 
+def test_a_release_with_other_thresholds_does_not_count_as_built(tmp_path: Path) -> None:
+    assemble(PAIR, CATALOG, parts(tmp_path / "parts"), store=tmp_path)
+    other = msgspec.structs.replace(PAIR, thresholds={**PAIR.thresholds, "int8": 0.9})
+    assert existing_variants(tmp_path, other) == ()
+
+
 def test_the_configured_end_comes_first_and_known_names_follow(tmp_path: Path) -> None:
     assert eos_token_ids(make_weights(tmp_path / "w")) == [2, 0]
 
@@ -121,3 +130,13 @@ def test_a_built_release_is_whole(release_store: Path) -> None:
     for entry in manifest.files:
         assert sha256_of(release / entry.path) == entry.sha256
     assert (release / "cloud" / "config.json").is_file()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("variant", ["int4", "int8"])
+def test_a_built_graph_loads_and_its_embedding_is_not_float32(release_store: Path, variant: str) -> None:
+    path = release_store / "support-bot" / "1" / "edge" / variant / "model.onnx"
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert "logits" in {output.name for output in session.get_outputs()}
+    nodes = {node.name: node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    assert "GatherBlockQuantized" in {op for name, op in nodes.items() if "embed_tokens" in name}
