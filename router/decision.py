@@ -53,3 +53,22 @@ class RoutingPolicy:
     tier: TierPolicy = TierPolicy.AUTO
     min_confidence: float | None = None
     allow_degraded: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The router's word on one request, at one point of its life.
+
+    Attributes:
+        tier: Who is to answer from here on.
+        reason: Why.
+        explanation: One sentence for people.
+        confidence: In the edge's answer, 0 to 1. None when there is none.
+        threshold: What the confidence was held against. None when the tier was pinned.
+    """
+
+    tier: Tier
+    reason: Reason
+    explanation: str
+    confidence: float | None = None
+    threshold: float | None = None
