@@ -1,9 +1,9 @@
 """How much of a prompt is read before the others get their next token. Pure.
 
 While a prompt is read, the other requests' tokens and every cancellation wait, so prompts are read in slices
-of bounded time. A slice is whole pieces of a fixed number of tokens: time decides how many pieces, never where
-a prompt is cut. Quantized matrix products round differently for different cuts, and the same request must
-not give another answer because the machine was busy.
+of bounded time. A slice is whole pieces of a fixed number of tokens: time decides how many pieces, never
+where a prompt is cut. Products over quantized weights may round differently for different cuts, and the same
+request must not give another answer because the machine was busy.
 """
 
 from __future__ import annotations
