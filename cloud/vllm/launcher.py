@@ -157,11 +157,13 @@ def _kill_descendants() -> None:
     those have left, and end.
     """
     until_s = time.monotonic() + _KILL_LIMIT_S
-    trackers_until_s = until_s
+    trackers_until_s = time.monotonic() + _TRACKER_GRACE_S
+    shared: set[Path] = set()
     while time.monotonic() < until_s:
         left = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
         if not left:
-            return
+            break
+        shared.update(path for process in left for path in _shared_memory_of(process.pid))
         users = [process for process in left if not _is_tracker(process)]
         if users:
             # Giving back gigabytes takes a killed process a while, and until then its tracker waits.
@@ -170,11 +172,27 @@ def _kill_descendants() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=0.1)
+    # Not all of vLLM's segments are known to a tracker. The names are random, so they were ours alone.
+    for path in shared:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _shared_memory_of(pid: int) -> set[Path]:
+    """Files of the shared memory and semaphores of Python's that a process has mapped (Linux)."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = {Path(line.split()[-1]) for line in lines if "/dev/shm/" in line}  # noqa: S108
+    return {path for path in paths if path.name.startswith(("psm_", "sem.mp-"))}
 
 
 def _is_tracker(process: psutil.Process) -> bool:
     try:
-        return any("resource_tracker" in argument for argument in process.cmdline())
+        return any(
+            "multiprocessing.resource_tracker import main" in argument for argument in process.cmdline()
+        )
     except psutil.NoSuchProcess:
         return False
 

@@ -13,8 +13,8 @@ import argparse
 import asyncio
 import contextlib
 import json
+import sys
 from dataclasses import dataclass, field
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any, Self
 
@@ -217,6 +217,17 @@ async def _send_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     await writer.drain()
 
 
+# Its segment is known to no resource tracker, as some of vLLM's are not.
+_MEMORY_HOLDER = """
+import pathlib, sys, time
+from multiprocessing import resource_tracker, shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister("/" + memory.name, "shared_memory")
+pathlib.Path(sys.argv[1]).write_text(memory.name)
+time.sleep(600)
+"""
+
+
 async def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--uds", type=Path, required=True)
@@ -224,15 +235,16 @@ async def _main() -> None:
     parser.add_argument(
         "--with-worker", type=Path, help="start a child that outlives this, and write its pid here"
     )
-    parser.add_argument("--with-memory", type=Path, help="hold shared memory, and write its name here")
+    parser.add_argument(
+        "--with-memory", type=Path, help="start a child with shared memory, and write its name here"
+    )
     arguments = parser.parse_args()
     print(arguments.say, flush=True)  # noqa: T201 - the supervisor's log test reads it
     if arguments.with_worker is not None:
         worker = await asyncio.create_subprocess_exec("sleep", "600")
         arguments.with_worker.write_text(str(worker.pid))
     if arguments.with_memory is not None:
-        memory = shared_memory.SharedMemory(create=True, size=4096)
-        arguments.with_memory.write_text(memory.name)
+        await asyncio.create_subprocess_exec(sys.executable, "-c", _MEMORY_HOLDER, str(arguments.with_memory))
     async with FakeOpenAIServer(arguments.uds):
         await asyncio.Event().wait()
 

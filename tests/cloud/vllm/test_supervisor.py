@@ -124,6 +124,7 @@ async def test_a_killed_engine_leaves_no_shared_memory(socket_dir: Path) -> None
     name_file = socket_dir / "memory"
     async with supervise(socket_dir, "--with-memory", str(name_file)) as s:
         await s.supervisor.wait_ready()
+        await eventually(lambda: name_file.exists() and bool(name_file.read_text()))
         memory = SHARED_MEMORY / name_file.read_text()
         assert memory.exists()
         s.engine_process().kill()
