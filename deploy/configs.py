@@ -35,7 +35,7 @@ def edge_config(*, address: str, store: Path, line: str, variant: str, cloud_add
     """TOML of the edge server, for `edge.settings.EdgeSettings`."""
     return to_toml(
         {
-            "server": {"listen": address},
+            "server": {"listen": address, "drain_grace_s": 3.0},
             "release": {"store": str(store), "line": line, "variant": variant},
             "cloud": {"address": cloud_address},
         }

@@ -142,9 +142,12 @@ async def _until_ready(servers: Sequence[Server], console: Console) -> None:
             await wait_ready(server)
             steps.finish(step, "serving")
 
-        async with asyncio.TaskGroup() as group:
-            for server in servers:
-                group.create_task(one(server))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server in servers:
+                    group.create_task(one(server))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
 
 async def _serve_on(stack: Stack, servers: Sequence[Server], console: Console) -> None:

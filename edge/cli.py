@@ -21,7 +21,12 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file. Default: built-in values.")] = None,
 ) -> None:
     """Serve InferenceService until SIGTERM or ctrl-C."""
-    from edge.serve import serve as run
+    import logging
+
     from edge.settings import load
 
-    run(load(config, env=os.environ))
+    settings = load(config, env=os.environ)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from edge.serve import serve as run
+
+    run(settings)
