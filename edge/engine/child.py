@@ -16,7 +16,6 @@ import contextlib
 import logging
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -25,7 +24,7 @@ from edge.engine.frames import Command, FrameError, FrameWriter, Report, ReportR
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
 _READ_BYTES = 256 * 1024
 _LOG_READ_BYTES = 4096
-_LOG_TAIL_READS = 4
+_LOG_TAIL_BYTES = 16 * 1024
 # A worker whose socket has ended is about to exit; after this it is killed.
 _EXIT_GRACE_S = 1.0
 
@@ -48,7 +47,7 @@ class WorkerProcess:
         self._reader = ReportReader()
         self._writer = FrameWriter()
         self._unsent = bytearray()
-        self._tail: deque[bytes] = deque(maxlen=_LOG_TAIL_READS)
+        self._tail = b""
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.last_heard_s = self._loop.time()
         self._loop.add_reader(sock, self._readable)
@@ -97,7 +96,7 @@ class WorkerProcess:
 
     def log_tail(self) -> str:
         """The last few kilobytes that the worker wrote to standard output and standard error."""
-        return b"".join(self._tail).decode(errors="replace").strip()
+        return self._tail.decode(errors="replace").strip()
 
     def send(self, command: Command) -> None:
         """Send a frame, now or as soon as the socket takes it. Nothing happens when the worker has ended.
@@ -192,6 +191,6 @@ class WorkerProcess:
         stream = self._process.stdout
         assert stream is not None
         while data := await stream.read(_LOG_READ_BYTES):
-            self._tail.append(data)
+            self._tail = (self._tail + data)[-_LOG_TAIL_BYTES:]
             for line in data.decode(errors="replace").splitlines():
                 _log.info("engine worker %d: %s", self.pid, line)

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from edge.models import LoadedRelease
-from edge.text.tokenizer import TOKENIZER_FILE
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -74,7 +73,7 @@ def engine_spec(
         variant=variant,
         engine=release.variant(variant).engine,
         model_dir=str(release.variant_dir(variant)),
-        tokenizer_json=str(release.tokenizer_dir / TOKENIZER_FILE),
+        tokenizer_json=str(release.tokenizer_dir / "tokenizer.json"),
         eos_token_ids=tuple(edge.eos_token_ids),
         context_tokens=longest if context_tokens is None else min(context_tokens, longest),
         threads=threads,
