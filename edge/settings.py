@@ -46,7 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=0,
             le=1000,
-            description="The first text of a stream is sent at once; later tokens are joined for at most this "
+            description="The first text of a stream is sent at once; later ones are joined for at most this "
             "long, in milliseconds. A message per token costs the model's threads their processor.",
         ),
     ] = 15.0

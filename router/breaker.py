@@ -51,7 +51,7 @@ class Breaker:
         return 0.0 if self._open_until is None else max(0.0, self._open_until - now)
 
     def allow(self, now: float) -> bool:
-        """Whether a call may go now. In half-open, only one at a time, and its place is lost after a pause."""
+        """Whether a call may go now. Half-open: one at a time, whose place is lost after a pause."""
         state = self.state(now)
         if state is BreakerState.CLOSED:
             return True

@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -176,7 +176,7 @@ class Engine(Protocol):
         """The latest snapshot; never waits."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """Decode one text. `Started`, then `Tokens` as they come, then `Finished`.
 
         Raises:

@@ -1,0 +1,436 @@
+"""A request's life: edge first, cloud where the edge is not sure enough, and never a word taken back.
+
+One data plane for unary and streamed calls. They differ in one thing only: a stream shows text while it
+forms, and what has been shown binds whoever continues.
+
+Invariants
+- The deltas of a request, joined, are the text of its `Answer`; exactly one `Answer` ends it, or one error.
+- The cloud continues the shown text; text that the edge had decoded but not shown is thrown away.
+- Where the cloud should have answered and cannot, the edge goes on from the shown text, marked degraded,
+  or the request fails with `CloudUnavailable` when its policy forbids that.
+- Leaving the iterator stops the engine's and the cloud's work on the request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from edge.engine.protocol import EngineRequest, Finished, Started, Tokens
+from edge.request import Answer, CascadeEvent, Delta, HandOff, Query, Routed, Timings, Usage
+from edge.serving import ServedModel
+from edge.uplink import CloudEnd, CloudQuery, Uplink
+from edge.verdicts import CLOUD_FAILURES, failure_reason, refusal
+from protos.errors import (
+    CloudUnavailable,
+    ContextTooLong,
+    EngineUnavailable,
+    ForebayError,
+    Overloaded,
+)
+from protos.values import FinishReason, ReleaseRef, TokenLogprob
+from router.decision import Reason, Tier, TierPolicy, Verdict
+from router.policy import after_decoding, before_decoding, effective_threshold
+from router.signals import RunningSignals
+from router.stream_gate import GateAction, GateSettings, gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeSettings:
+    """How the cascade behaves on this node.
+
+    Attributes:
+        quantile: Of token log-probabilities, the first signal.
+        gate: When text is shown and the edge is given up.
+        flush_interval_s: Deltas are joined for at most this long, the first excepted.
+        deadline_margin_s: Kept of a request's time for answering on the edge after all.
+    """
+
+    quantile: float = 0.1
+    gate: GateSettings = dataclasses.field(default_factory=GateSettings)
+    flush_interval_s: float = 0.015
+    deadline_margin_s: float = 0.5
+
+
+def answer(
+    query: Query,
+    model: ServedModel,
+    *,
+    uplink: Uplink | None,
+    settings: CascadeSettings,
+    show_early: bool,
+    clock: Callable[[], float],
+) -> AsyncGenerator[CascadeEvent, None]:
+    """Answer one request. Close the iterator to stop.
+
+    Args:
+        uplink: None where no cloud is configured.
+        show_early: Whether deltas are wanted (a stream), or only the `Answer`.
+        clock: Monotonic seconds.
+
+    Raises:
+        ForebayError: As `edge.engine.protocol.Engine.generate`, or `CloudUnavailable`.
+    """
+    return _Answering(query, model, uplink, settings, show_early, clock).run()
+
+
+class _Answering:
+    """The state of one request."""
+
+    def __init__(
+        self,
+        query: Query,
+        model: ServedModel,
+        uplink: Uplink | None,
+        settings: CascadeSettings,
+        show_early: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._query = query
+        self._model = model
+        self._uplink = uplink
+        self._settings = settings
+        self._show_early = show_early
+        self._clock = clock
+        self._accepted_at = clock()
+        self._usage = Usage()
+        self._timings = Timings()
+        self._threshold = effective_threshold(model.variant.threshold, query.policy)
+        # Text that counts: what a stream has shown, or what the answer certainly begins with.
+        self._shown = ""
+        self._shown_tokens = 0
+        # What the gate has let through; a stream shows it at its next flush.
+        self._released = 0
+        self._released_tokens = 0
+        # The edge's text so far, which begins with the shown one until the cloud adds to that.
+        self._edge_text = ""
+        self._edge_text_tokens = 0
+        self._edge_finish: FinishReason | None = None
+        self._edge_logprobs: list[TokenLogprob] = []
+        self._cloud_logprobs: list[TokenLogprob] = []
+        self._cloud_release: ReleaseRef | None = None
+        self._cloud_text_seen = False
+        # The cloud's text where nobody reads deltas: if the cloud breaks off, it leaves no trace.
+        self._unseen_cloud_text = ""
+        self._hand_off_offset: int | None = None
+        self._flushed_at: float | None = None
+        self._engine_calls = 0
+
+    async def run(self) -> AsyncGenerator[CascadeEvent, None]:
+        verdict = before_decoding(self._query.policy)
+        if verdict.tier is Tier.EDGE:
+            outcome: list[Verdict] = []
+            async with aclosing(self._try_edge(outcome)) as events:
+                async for event in events:
+                    yield event
+            verdict = outcome[0]
+        if verdict.tier is Tier.EDGE:
+            assert self._edge_finish is not None, "the edge's answer is kept only when it is finished"
+            yield self._answer(verdict, self._edge_finish, self._edge_logprobs)
+            return
+        async with aclosing(self._from_cloud(verdict)) as events:
+            async for event in events:
+                yield event
+
+    async def _try_edge(self, outcome: list[Verdict]) -> AsyncGenerator[CascadeEvent, None]:
+        """Decode on the edge until it is finished or given up; puts the verdict into `outcome`."""
+        policy = self._query.policy
+        pinned = policy.tier is TierPolicy.EDGE_ONLY
+        signals = RunningSignals(quantile=self._settings.quantile)
+        try:
+            prompt = await self._model.encode(self._query.messages, self._query.prompt)
+            async with aclosing(self._decode(prompt, self._query.sampling.max_tokens)) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        break
+                    for stat in event.stats:
+                        signals.add(logprob=stat.logprob, entropy=stat.entropy, margin=stat.margin)
+                    running = signals.snapshot()
+                    confidence = self._model.confidence.confidence(running)
+                    action = (
+                        GateAction.SHOW
+                        if pinned
+                        else gate(
+                            tokens=running.tokens,
+                            confidence=confidence,
+                            threshold=self._threshold,
+                            settings=self._settings.gate,
+                        )
+                    )
+                    if action is GateAction.LEAVE and self._cloud_is_likely():
+                        outcome.append(
+                            Verdict(
+                                tier=Tier.CLOUD,
+                                reason=Reason.EARLY_EXIT,
+                                explanation=f"after {running.tokens} tokens the confidence was "
+                                f"{confidence:.3f}, far under the threshold {self._threshold:.3f}",
+                                confidence=confidence,
+                                threshold=self._threshold,
+                            )
+                        )
+                        break
+                    if action is GateAction.SHOW:
+                        self._release()
+                        if self._flush_is_due() and (shown := self._show()) is not None:
+                            yield shown
+        except (Overloaded, EngineUnavailable) as error:
+            if pinned or self._uplink is None:
+                raise
+            busy = isinstance(error, Overloaded)
+            outcome.append(
+                Verdict(
+                    tier=Tier.CLOUD,
+                    reason=Reason.EDGE_BUSY if busy else Reason.EDGE_FAILED,
+                    explanation="the edge had no room" if busy else "the edge engine failed",
+                )
+            )
+            return
+        if not outcome:
+            outcome.append(self._judge(signals))
+        if outcome[0].tier is Tier.EDGE:
+            self._release()
+        # What the gate let through is the answer's, whoever continues it.
+        if (shown := self._show()) is not None:
+            yield shown
+
+    def _judge(self, signals: RunningSignals) -> Verdict:
+        """Keep the finished edge answer, or forward."""
+        final = signals.snapshot(truncated=self._edge_finish is FinishReason.LENGTH)
+        return after_decoding(
+            confidence=self._model.confidence.confidence(final),
+            threshold=self._threshold,
+            policy=self._query.policy,
+            signals=final,
+            unseen=not self._edge_text or self._released < len(self._edge_text),
+        )
+
+    def _cloud_is_likely(self) -> bool:
+        """Whether giving the edge up early makes sense."""
+        return self._uplink is not None and self._uplink.likely()
+
+    async def _decode(
+        self, prompt: tuple[int, ...], max_tokens: int
+    ) -> AsyncGenerator[Tokens | Finished, None]:
+        """The engine's events, with the books kept: edge text, tokens, times, logprobs."""
+        self._engine_calls += 1
+        request = EngineRequest(
+            request_id=f"{self._query.request_id}/{self._engine_calls}",
+            prompt_tokens=prompt,
+            sampling=dataclasses.replace(self._query.sampling, max_tokens=max_tokens),
+            deadline_s=max(0.0, self._query.deadline - self._clock()),
+        )
+        self._usage.prompt_tokens = self._usage.prompt_tokens or len(prompt)
+        self._edge_finish = None
+        began = self._clock()
+        try:
+            async with aclosing(self._model.engine.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, Started):
+                        self._timings.queue_s += event.queue_s
+                        continue
+                    if isinstance(event, Tokens):
+                        self._usage.edge_tokens += len(event.stats)
+                        self._edge_text += event.text
+                        self._edge_text_tokens += len(event.stats)
+                        self._note_logprobs(event)
+                    else:
+                        self._edge_finish = event.reason
+                    yield event
+        finally:
+            self._timings.decode_s += self._clock() - began
+
+    def _note_logprobs(self, event: Tokens) -> None:
+        if self._query.sampling.logprobs is None:
+            return
+        for index, stat in enumerate(event.stats):
+            self._edge_logprobs.append(
+                TokenLogprob(
+                    token_id=stat.token_id,
+                    token=event.pieces[index] if event.pieces else "",
+                    logprob=stat.logprob,
+                    top=event.alternatives[index] if event.alternatives else (),
+                )
+            )
+
+    def _release(self) -> None:
+        """The edge's text so far may be shown. Without a reader of deltas nothing is, before the end."""
+        if self._show_early or self._edge_finish is not None:
+            self._released = len(self._edge_text)
+            self._released_tokens = self._edge_text_tokens
+
+    def _flush_is_due(self) -> bool:
+        """Whether the last delta is long enough ago; the first one is due at once."""
+        last = self._flushed_at
+        return last is None or self._clock() - last >= self._settings.flush_interval_s
+
+    def _show(self) -> Delta | None:
+        """Show what was released and is new, if anything is."""
+        text = self._edge_text[len(self._shown) : self._released]
+        if not text:
+            return None
+        self._flushed_at = self._clock()
+        self._shown += text
+        self._shown_tokens = self._released_tokens
+        return self._delta(text)
+
+    def _delta(self, text: str) -> Delta | None:
+        """None where nobody reads deltas; the text counts all the same."""
+        if not self._show_early:
+            return None
+        if not self._timings.time_to_first_token_s:
+            self._timings.time_to_first_token_s = self._clock() - self._accepted_at
+        return Delta(text)
+
+    async def _from_cloud(self, verdict: Verdict) -> AsyncGenerator[CascadeEvent, None]:
+        """The cloud's answer, continuing what was shown; or the edge's, degraded."""
+        failure: ForebayError | None = None
+        if self._uplink is None:
+            failure = CloudUnavailable("no cloud is configured on this node", retry_after_s=60.0)
+        else:
+            sent_at = self._clock()
+            try:
+                async with aclosing(self._ask_cloud(self._uplink, verdict)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except CLOUD_FAILURES as error:
+                failure = error
+            finally:
+                self._timings.cloud_s += self._clock() - sent_at
+        reason = failure_reason(failure, has_cloud=self._uplink is not None)
+        if not self._query.policy.allow_degraded:
+            raise refusal(failure) from failure
+        degraded = Verdict(
+            tier=Tier.EDGE,
+            reason=reason,
+            explanation=f"{verdict.explanation}, but the cloud did not answer: {failure.message}",
+            confidence=verdict.confidence,
+            threshold=verdict.threshold,
+        )
+        try:
+            async with aclosing(self._finish_on_edge()) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except (Overloaded, EngineUnavailable) as error:
+            if verdict.reason in (Reason.EDGE_BUSY, Reason.EDGE_FAILED):
+                raise
+            raise refusal(failure) from error
+        assert self._edge_finish is not None, "the edge has finished"
+        yield self._answer(degraded, self._edge_finish, self._edge_logprobs, degraded=True)
+
+    async def _ask_cloud(self, uplink: Uplink, verdict: Verdict) -> AsyncGenerator[CascadeEvent, None]:
+        sampling = self._query.sampling
+        left = sampling.max_tokens - self._shown_tokens
+        if self._shown and left <= 0:
+            # Everything that was asked for has been shown.
+            self._edge_text, self._edge_finish = self._shown, FinishReason.LENGTH
+            yield self._answer(
+                dataclasses.replace(verdict, tier=Tier.EDGE), FinishReason.LENGTH, self._edge_logprobs
+            )
+            return
+        query = CloudQuery(
+            request_id=self._query.request_id,
+            release=self._model.release.ref,
+            messages=self._query.messages,
+            prompt=self._query.prompt,
+            prefix=self._shown,
+            sampling=dataclasses.replace(sampling, max_tokens=left),
+        )
+        deadline = self._query.deadline - self._settings.deadline_margin_s
+        tokens = 0
+        announced = not self._shown
+        async with aclosing(uplink.generate(query, deadline=deadline)) as events:
+            async for event in events:
+                if not announced:
+                    announced = True
+                    self._hand_off_offset = len(self._shown)
+                    if self._show_early:
+                        yield HandOff(
+                            offset=len(self._shown),
+                            reason=verdict.reason,
+                            confidence=verdict.confidence or 0.0,
+                        )
+                if isinstance(event, CloudEnd):
+                    self._cloud_release = event.release
+                    # The cloud's own count is the truer one; pieces may lack theirs.
+                    self._usage.cloud_tokens += max(event.completion_tokens - tokens, 0)
+                    self._shown_tokens += max(event.completion_tokens - tokens, 0)
+                    self._usage.prompt_tokens = self._usage.prompt_tokens or event.prompt_tokens
+                    yield self._answer(verdict, event.finish_reason, self._cloud_logprobs)
+                    return
+                tokens += event.tokens
+                self._usage.cloud_tokens += event.tokens
+                self._shown_tokens += event.tokens
+                self._cloud_logprobs.extend(event.logprobs)
+                if event.text:
+                    if self._show_early:
+                        self._cloud_text_seen = True
+                        self._shown += event.text
+                    else:
+                        self._unseen_cloud_text += event.text
+                    if (delta := self._delta(event.text)) is not None:
+                        yield delta
+        raise CloudUnavailable("the cloud's answer broke off", retry_after_s=1.0)
+
+    async def _finish_on_edge(self) -> AsyncGenerator[Delta, None]:
+        """Complete the text on the edge, from the shown text or, where the cloud added none, the edge's."""
+        self._unseen_cloud_text = ""
+        if self._edge_finish is None or self._cloud_text_seen:
+            base = self._shown if self._cloud_text_seen else self._edge_text
+            base_tokens = self._shown_tokens if self._cloud_text_seen else self._edge_text_tokens
+            self._edge_text, self._edge_text_tokens = base, base_tokens
+            left = self._query.sampling.max_tokens - base_tokens
+            if left <= 0:
+                self._edge_finish = FinishReason.LENGTH
+            else:
+                async with aclosing(self._resume(base, left)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+        self._release()
+        if (rest := self._show()) is not None:
+            yield rest
+
+    async def _resume(self, base: str, left: int) -> AsyncGenerator[Delta, None]:
+        try:
+            prompt = await self._model.encode(self._query.messages, self._query.prompt, prefix=base)
+            async with aclosing(self._decode(prompt, left)) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        break
+                    self._release()
+                    if self._flush_is_due() and (delta := self._show()) is not None:
+                        yield delta
+        except ContextTooLong:
+            # The prompt fits and the text so far came from it: it is the end of the context.
+            if not base:
+                raise
+            self._edge_finish = FinishReason.LENGTH
+
+    def _answer(
+        self,
+        verdict: Verdict,
+        finish: FinishReason,
+        logprobs: list[TokenLogprob],
+        *,
+        degraded: bool = False,
+    ) -> Answer:
+        self._timings.total_s = self._clock() - self._accepted_at
+        self._timings.time_to_first_token_s = self._timings.time_to_first_token_s or self._timings.total_s
+        self._usage.completion_tokens = self._shown_tokens
+        return Answer(
+            text=self._shown + self._unseen_cloud_text,
+            finish_reason=finish,
+            routed=Routed(
+                verdict=verdict,
+                edge_release=self._model.release.ref,
+                edge_variant=self._model.variant.name,
+                cloud_release=self._cloud_release,
+                degraded=degraded,
+                hand_off_offset=self._hand_off_offset,
+            ),
+            usage=self._usage,
+            timings=self._timings,
+            logprobs=tuple(logprobs),
+        )

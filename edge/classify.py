@@ -1,0 +1,175 @@
+"""Classification: the edge scores the labels; where its best one is not probable enough, the cloud does.
+
+As the cascade for text, without streaming: one answer or one error, and a degraded answer where the cloud
+should have decided and cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge.engine.protocol import LabelRequest
+from edge.request import LabelAnswer, LabelQuery, Routed, Timings, Usage
+from edge.serving import ServedModel
+from edge.uplink import Uplink
+from edge.verdicts import CLOUD_FAILURES, failure_reason, refusal
+from protos.errors import CloudUnavailable, EngineUnavailable, ForebayError, Overloaded
+from protos.labels import label_context, label_prior_context
+from protos.values import LabelScore, ReleaseRef
+from router.decision import Reason, Tier, TierPolicy, Verdict
+from router.policy import after_labels, before_decoding, effective_threshold
+
+
+async def classify(
+    query: LabelQuery,
+    model: ServedModel,
+    *,
+    uplink: Uplink | None,
+    threshold: float,
+    deadline_margin_s: float,
+    clock: Callable[[], float],
+) -> LabelAnswer:
+    """Classify one text.
+
+    Args:
+        threshold: Probability of the best label under which the cloud is asked.
+        deadline_margin_s: Kept of the request's time when the cloud is asked.
+        clock: Monotonic seconds.
+
+    Raises:
+        ForebayError: As `edge.engine.protocol.Engine.score_labels`, or `CloudUnavailable`.
+    """
+    return await _Classifying(query, model, uplink, deadline_margin_s, clock).run(
+        effective_threshold(threshold, query.policy)
+    )
+
+
+class _Classifying:
+    """The state of one classification."""
+
+    def __init__(
+        self,
+        query: LabelQuery,
+        model: ServedModel,
+        uplink: Uplink | None,
+        deadline_margin_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._query = query
+        self._model = model
+        self._uplink = uplink
+        self._deadline_margin_s = deadline_margin_s
+        self._clock = clock
+        self._accepted_at = clock()
+        self._usage = Usage()
+        self._timings = Timings()
+
+    async def run(self, threshold: float) -> LabelAnswer:
+        policy = self._query.policy
+        verdict = before_decoding(policy)
+        edge_scores: tuple[LabelScore, ...] | None = None
+        if verdict.tier is Tier.EDGE:
+            try:
+                edge_scores = await self._on_edge()
+            except (Overloaded, EngineUnavailable) as error:
+                if policy.tier is TierPolicy.EDGE_ONLY or self._uplink is None:
+                    raise
+                busy = isinstance(error, Overloaded)
+                verdict = Verdict(
+                    tier=Tier.CLOUD,
+                    reason=Reason.EDGE_BUSY if busy else Reason.EDGE_FAILED,
+                    explanation="the edge had no room" if busy else "the edge engine failed",
+                )
+            else:
+                verdict = after_labels(
+                    confidence=edge_scores[0].probability, threshold=threshold, policy=policy
+                )
+        if verdict.tier is Tier.EDGE:
+            assert edge_scores is not None, "an edge verdict follows an edge answer"
+            return self._answer(edge_scores, verdict)
+        try:
+            release, scores = await self._in_cloud()
+        except CLOUD_FAILURES as failure:
+            return await self._degraded(verdict, edge_scores, failure)
+        return self._answer(scores, verdict, cloud_release=release)
+
+    async def _degraded(
+        self, verdict: Verdict, scores: tuple[LabelScore, ...] | None, failure: ForebayError
+    ) -> LabelAnswer:
+        if not self._query.policy.allow_degraded:
+            raise refusal(failure) from failure
+        if scores is None:
+            try:
+                scores = await self._on_edge()
+            except (Overloaded, EngineUnavailable) as error:
+                if verdict.reason in (Reason.EDGE_BUSY, Reason.EDGE_FAILED):
+                    raise
+                raise refusal(failure) from error
+        degraded = Verdict(
+            tier=Tier.EDGE,
+            reason=failure_reason(failure, has_cloud=self._uplink is not None),
+            explanation=f"{verdict.explanation}, but the cloud did not answer: {failure.message}",
+            confidence=verdict.confidence,
+            threshold=verdict.threshold,
+        )
+        return self._answer(scores, degraded, degraded=True)
+
+    async def _on_edge(self) -> tuple[LabelScore, ...]:
+        query, tokenizer = self._query, self._model.tokenizer
+        context = label_context(query.text, query.kind)
+        context_tokens = await self._model.encode((), context)
+        request = LabelRequest(
+            request_id=f"{query.request_id}/labels",
+            context_tokens=context_tokens,
+            prior_tokens=await self._model.encode((), label_prior_context(query.kind)),
+            labels=query.labels,
+            label_tokens=tuple(tokenizer.encode_label(context, label) for label in query.labels),
+            deadline_s=max(0.0, query.deadline - self._clock()),
+        )
+        result = await self._model.engine.score_labels(request)
+        self._usage.prompt_tokens = len(context_tokens)
+        self._timings.queue_s += result.queue_s
+        self._timings.decode_s += result.service_s
+        return _best_first(result.scores)
+
+    async def _in_cloud(self) -> tuple[ReleaseRef, tuple[LabelScore, ...]]:
+        if self._uplink is None:
+            raise CloudUnavailable("no cloud is configured on this node", retry_after_s=60.0)
+        sent_at = self._clock()
+        try:
+            result = await self._uplink.classify(
+                self._query,
+                self._model.release.ref,
+                deadline=self._query.deadline - self._deadline_margin_s,
+            )
+        finally:
+            self._timings.cloud_s += self._clock() - sent_at
+        self._usage.prompt_tokens = self._usage.prompt_tokens or result.prompt_tokens
+        return result.release, _best_first(result.scores)
+
+    def _answer(
+        self,
+        scores: tuple[LabelScore, ...],
+        verdict: Verdict,
+        *,
+        cloud_release: ReleaseRef | None = None,
+        degraded: bool = False,
+    ) -> LabelAnswer:
+        self._timings.total_s = self._clock() - self._accepted_at
+        self._timings.time_to_first_token_s = self._timings.total_s
+        return LabelAnswer(
+            scores=scores,
+            routed=Routed(
+                verdict=verdict,
+                edge_release=self._model.release.ref,
+                edge_variant=self._model.variant.name,
+                cloud_release=cloud_release,
+                degraded=degraded,
+            ),
+            usage=self._usage,
+            timings=self._timings,
+        )
+
+
+def _best_first(scores: tuple[LabelScore, ...]) -> tuple[LabelScore, ...]:
+    return tuple(sorted(scores, key=lambda score: -score.probability))

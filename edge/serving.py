@@ -1,0 +1,75 @@
+"""What this node serves: a release, the variant that answers, its engine, and how to read its confidence."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from edge.engine.protocol import Engine
+from edge.models import LoadedRelease
+from edge.text.tokenizer import ChatTokenizer
+from protos.errors import UnknownModel
+from protos.manifest import Variant
+from protos.values import ChatMessage
+from router.confidence import ConfidenceModel
+
+# Encoding this much takes about a millisecond; more is done in a thread, so that the loop stays free.
+_INLINE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One line, served by one variant of one release."""
+
+    release: LoadedRelease
+    variant: Variant
+    engine: Engine
+    tokenizer: ChatTokenizer
+    confidence: ConfidenceModel
+
+    @property
+    def context_tokens(self) -> int:
+        return self.engine.info.context_tokens
+
+    async def encode(
+        self, messages: tuple[ChatMessage, ...], prompt: str, *, prefix: str = ""
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt and of the answer so far. Never holds the event loop for long.
+
+        Raises:
+            ContextTooLong: It cannot fit.
+            InvalidArgument: The chat template refuses the conversation.
+        """
+
+        def work() -> tuple[int, ...]:
+            if messages:
+                return self.tokenizer.encode_chat(messages, prefix=prefix, limit_tokens=self.context_tokens)
+            return self.tokenizer.encode(prompt + prefix, limit_tokens=self.context_tokens)
+
+        size = len(prompt) + len(prefix) + sum(len(m.content) for m in messages)
+        return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
+
+
+class ServedModels:
+    """The models of this node by line."""
+
+    def __init__(self, models: tuple[ServedModel, ...]) -> None:
+        self._by_line = {model.release.ref.line: model for model in models}
+
+    def all(self) -> tuple[ServedModel, ...]:
+        return tuple(self._by_line.values())
+
+    def resolve(self, line: str, version: int | None) -> ServedModel:
+        """The model that a request names.
+
+        Raises:
+            UnknownModel: Not served here; the metadata lists what is.
+        """
+        model = self._by_line.get(line)
+        if model is None or version not in (None, model.release.ref.version):
+            known = ", ".join(str(m.release.ref) for m in self._by_line.values())
+            name = line if version is None else f"{line}@{version}"
+            raise UnknownModel(
+                f"{name} is not served here; {known or 'nothing'} is", metadata={"models": known}
+            )
+        return model
