@@ -173,13 +173,10 @@ class EdgeServer:
 
     async def _listen(self, model: ServedModel) -> HealthServicer:
         settings = self._settings
+        authenticator = Authenticator(settings.auth, clock=self._clock)
         default_s = settings.server.default_deadline_s
         server = self._server = grpc.aio.server(
-            interceptors=[
-                BorderInterceptor(
-                    Authenticator(settings.auth, clock=self._clock), default_deadline_s=default_s
-                )
-            ],
+            interceptors=[BorderInterceptor(authenticator, default_deadline_s=default_s)],
             maximum_concurrent_rpcs=settings.server.max_concurrent_calls,
             options=server_options(settings.server.max_message_bytes),
         )

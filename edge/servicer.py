@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -65,9 +65,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: _Context
     ) -> inference_pb2.GenerateResponse:
-        async for event in self._answer(request, context, show_early=False):
-            if event.HasField("final"):
-                return event.final
+        async with aclosing(self._answer(request, context, show_early=False)) as events:
+            async for event in events:
+                if event.HasField("final"):
+                    return event.final
         raise InternalFault("the request ended without an answer")
 
     async def StreamGenerate(  # noqa: N802
@@ -104,7 +105,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _answer(
         self, request: inference_pb2.GenerateRequest, context: _Context, *, show_early: bool
-    ) -> Any:
+    ) -> AsyncGenerator[inference_pb2.StreamGenerateResponse, None]:
         request_id = request_id_of(request, context)
         model = self._resolve(request.model)
         query = query_from_pb(

@@ -1,4 +1,4 @@
-"""What a failure of the cloud means for a request: which reason it gets, or which error. Shared by text and labels."""
+"""What a failure of the cloud means for a request: its reason, or its error. Shared by text and labels."""
 
 from __future__ import annotations
 

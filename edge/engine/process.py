@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from edge.engine.frames import Cancel, FrameError, Step, Submit, SubmitLabels
@@ -117,7 +117,7 @@ class EngineProcess:
         """
         await self._keeper.wait_ready(timeout_s)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """See `Engine.generate`. Close the iterator (`aclosing`) when it is not read to its end."""
         live = self._enter(request)
         try:

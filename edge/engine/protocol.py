@@ -112,7 +112,8 @@ class Tokens:
     """Newly decoded tokens, in order. `text` is what they add, whole characters only (may be empty while
     a character or a possible stop string is incomplete).
 
-    `alternatives` is empty, or (logprobs asked for) one tuple per token. `pieces` likewise: each token's own text.
+    `alternatives` is empty, or (logprobs asked for) one tuple per token; `pieces` likewise, the text
+    of each token.
     """
 
     stats: tuple[TokenStat, ...]

@@ -18,7 +18,9 @@ def template(source: str) -> ChatTemplate:
 
 
 def test_block_tags_leave_no_lines_behind() -> None:
-    source = "{% for m in messages %}\n  {% if true %}\n{{ m.role }}: {{ m['content'] }}\n  {% endif %}\n{% endfor %}"
+    source = (
+        "{% for m in messages %}\n  {% if true %}\n{{ m.role }}: {{ m.content }}\n  {% endif %}\n{% endfor %}"
+    )
     assert template(source).render(HELLO) == "user: hello\n"
 
 
