@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Self
 
 from edge.engine.frames import Cancel, FrameError, Step, Submit, SubmitLabels
