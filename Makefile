@@ -11,9 +11,10 @@ venv:
 run: venv
 	@$(VENV)/forebay up --pair $(PAIR)
 
-# What the tests and benchmarks load: the demo release, with a float32 variant as the reference.
+# What the tests and benchmarks load: the demo release, with a float32 variant and the weights
+# as the references, and the variants of the torch engine.
 models: venv
-	@$(VENV)/forebay models build --pair smol --variants int4,int8,fp32
+	@$(VENV)/forebay models build --pair smol --variants int4,int8,fp32,nf4,llm-int8
 
 test: models check
 	$(VENV)/pytest

@@ -22,4 +22,4 @@ def edge_release() -> Path:
 def edge_weights() -> Path:
     """Hugging Face weights of that release's edge model: `FOREBAY_TEST_WEIGHTS`, else of `make models`."""
     configured = os.environ.get("FOREBAY_TEST_WEIGHTS")
-    return Path(configured) if configured else _home() / "models" / "smollm2-135m-instruct" / "hf"
+    return Path(configured) if configured else edge_release() / "edge" / "weights"

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 PhaseListener = Callable[[Phase], None]
 
 
-class EngineStartFailed(Exception):  # noqa: N818 - named like the others: what happened
+class EngineStartFailed(Exception):
     """The engine did not come up. `log_tail` is the end of its log. For operators; never sent to a peer."""
 
     def __init__(self, message: str, *, log_tail: str = "") -> None:

