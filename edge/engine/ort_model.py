@@ -20,76 +20,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from edge.engine.kv import KvArena, KvShape
+from edge.engine.genai_config import GenaiConfig, UnsupportedGraphError, check_tensors, read_config
+from edge.engine.kv import KvArena
 from edge.engine.model import Float32, Int64
-from protos.errors import ForebayError
 
 Provider = Literal["cpu"]
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(float16)": np.dtype(np.float16),
-}
 # Logits buffers up to this many positions are kept between calls; longer ones are made anew and dropped.
 _KEPT_POSITIONS = 256
-
-
-class UnsupportedGraphError(ForebayError):
-    """The graph cannot be served by this engine. The message says which property is in the way."""
-
-    reason = "UNSUPPORTED_MODEL"
-
-
-class _Names(msgspec.Struct):
-    input_ids: str
-    attention_mask: str
-    past_key_names: str
-    past_value_names: str
-    position_ids: str | None = None
-
-
-class _OutputNames(msgspec.Struct):
-    logits: str
-    present_key_names: str
-    present_value_names: str
-
-
-class _Decoder(msgspec.Struct):
-    filename: str
-    head_size: int
-    num_hidden_layers: int
-    num_key_value_heads: int
-    inputs: _Names
-    outputs: _OutputNames
-
-
-class _Model(msgspec.Struct):
-    context_length: int
-    vocab_size: int
-    decoder: _Decoder
-
-
-class _Search(msgspec.Struct):
-    past_present_share_buffer: bool = False
-
-
-class _GenaiConfig(msgspec.Struct):
-    """The part of `genai_config.json` that says how the graph is called."""
-
-    model: _Model
-    search: _Search
 
 
 class OrtModel:
     """A loaded graph and its KV arena; see `edge.engine.model.StepModel` for the methods' contract."""
 
     def __init__(
-        self, session: ort.InferenceSession, config: _GenaiConfig, *, max_rows: int, context_tokens: int
+        self, session: ort.InferenceSession, config: GenaiConfig, *, max_rows: int, context_tokens: int
     ) -> None:
         self._session: ort.InferenceSession | None = session
         self._max_rows = max_rows
@@ -98,7 +47,8 @@ class OrtModel:
         self._inputs = config.model.decoder.inputs
         self._outputs = config.model.decoder.outputs
         self._has_positions = self._inputs.position_ids in {i.name for i in session.get_inputs()}
-        self._shape, self._logits_dtype = _check_graph(session, config)
+        tensors = {tensor.name: tensor.type for tensor in (*session.get_inputs(), *session.get_outputs())}
+        self._shape, self._logits_dtype = check_tensors(tensors, config)
         self._arena = KvArena(self._shape, max_rows=max_rows, context_tokens=context_tokens)
         self._kv_names = [
             (past % layer, present % layer)
@@ -143,7 +93,7 @@ class OrtModel:
         """
         if provider not in get_args(Provider):
             raise UnsupportedGraphError(f"the ONNX engine runs on cpu, not on {provider!r}")
-        config = _read_config(variant_dir)
+        config = read_config(variant_dir)
         if not config.search.past_present_share_buffer:
             raise UnsupportedGraphError(f"{variant_dir.name} keeps past and present in separate buffers")
         if context_tokens > config.model.context_length:
@@ -261,17 +211,6 @@ class OrtModel:
         return logits.astype(np.float32, copy=False)
 
 
-def _read_config(variant_dir: Path) -> _GenaiConfig:
-    """Raises `UnsupportedGraphError` when it is not there or not what the builder writes."""
-    try:
-        raw = (variant_dir / "genai_config.json").read_bytes()
-        return msgspec.json.decode(raw, type=_GenaiConfig)
-    except OSError as error:
-        raise UnsupportedGraphError(f"cannot read genai_config.json: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise UnsupportedGraphError(f"cannot use genai_config.json: {error}") from error
-
-
 def _options(threads: int) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -281,33 +220,3 @@ def _options(threads: int) -> ort.SessionOptions:
     options.enable_mem_pattern = False
     options.log_severity_level = 3
     return options
-
-
-def _check_graph(session: ort.InferenceSession, config: _GenaiConfig) -> tuple[KvShape, np.dtype[np.generic]]:
-    """The graph's KV shape and its type of logits.
-
-    Raises:
-        UnsupportedGraphError: It has other inputs than a decoder with grouped-query attention.
-    """
-    decoder = config.model.decoder
-    types = {i.name: i.type for i in session.get_inputs()}
-    known = {decoder.inputs.input_ids, decoder.inputs.attention_mask, decoder.inputs.position_ids}
-    layers = range(decoder.num_hidden_layers)
-    past = {n % i for n in (decoder.inputs.past_key_names, decoder.inputs.past_value_names) for i in layers}
-    if unknown := types.keys() - known - past:
-        raise UnsupportedGraphError(f"the graph has an input {min(unknown)} that this engine does not know")
-    if missing := past - types.keys():
-        raise UnsupportedGraphError(f"the graph has no input {min(missing)}")
-    kinds = {types[name] for name in past}
-    if len(kinds) != 1 or not kinds <= _DTYPES.keys():
-        raise UnsupportedGraphError(f"the graph holds keys and values as {', '.join(sorted(kinds))}")
-    logits = {o.name: o.type for o in session.get_outputs()}.get(decoder.outputs.logits, "nothing")
-    if logits not in _DTYPES:
-        raise UnsupportedGraphError(f"the graph gives logits as {logits}")
-    shape = KvShape(
-        layers=decoder.num_hidden_layers,
-        kv_heads=decoder.num_key_value_heads,
-        head_dim=decoder.head_size,
-        dtype=_DTYPES[kinds.pop()],
-    )
-    return shape, _DTYPES[logits]
