@@ -1,7 +1,6 @@
 # Two commands do everything: `make run` and `make test`. Each sets up what it needs.
 PAIR ?= smol
 VENV := .venv/bin
-export HF_HUB_OFFLINE = 1
 
 .PHONY: run models test test-fast check bench protos venv clean
 

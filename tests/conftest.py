@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.places import edge_release
 
-def _store_path() -> Path:
-    if configured := os.environ.get("FOREBAY_TEST_STORE"):
-        return Path(configured)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("FOREBAY_HOME") or cache / "forebay") / "releases"
+# Models come from the release store; a library that looks for a hub would only wait for it.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")
 def release_store() -> Path:
     """A store that holds `support-bot/1`: SmolLM2-135M at the edge, Qwen2.5-Coder-0.5B in the cloud."""
-    store = _store_path()
-    if not (store / "support-bot" / "1" / "release.json").is_file():
-        pytest.fail(f"no release support-bot@1 under {store}: run `make models` first", pytrace=False)
-    return store
+    release = edge_release()
+    if not (release / "release.json").is_file():
+        pytest.fail(f"there is no release in {release}: run `make models` first", pytrace=False)
+    return release.parents[1]
