@@ -43,7 +43,7 @@ class OrtModel:
         self._session: ort.InferenceSession | None = session
         self._max_rows = max_rows
         self._context_tokens = context_tokens
-        self._vocab_size = config.model.vocab_size
+        self._vocab_size = _vocab_size(session, config)
         self._inputs = config.model.decoder.inputs
         self._outputs = config.model.decoder.outputs
         self._has_positions = self._inputs.position_ids in {i.name for i in session.get_inputs()}
@@ -209,6 +209,13 @@ class OrtModel:
 
     def _as_float32(self, logits: npt.NDArray[Any]) -> Float32:
         return logits.astype(np.float32, copy=False)
+
+
+def _vocab_size(session: ort.InferenceSession, config: GenaiConfig) -> int:
+    """Width of the logits: the graph's own where it says one, since memory is bound by it."""
+    shapes = {output.name: output.shape for output in session.get_outputs()}
+    width = shapes.get(config.model.decoder.outputs.logits, [None])[-1]
+    return width if isinstance(width, int) else config.model.vocab_size
 
 
 def _options(threads: int) -> ort.SessionOptions:
