@@ -197,6 +197,10 @@ class FrameSplitter:
         Raises:
             FrameError: A frame announces more than `MAX_FRAME_BYTES`.
         """
+        if not self._pending and len(data) > _HEADER.size:
+            (size,) = _HEADER.unpack_from(data)
+            if len(data) == _HEADER.size + size:  # nearly always: one read, one frame
+                return [data[_HEADER.size :]]
         self._pending += data
         bodies = []
         start, have = 0, len(self._pending)

@@ -171,25 +171,29 @@ def run(fd: int, *, load: Callable[[EngineSpec], LoadedEngine] = load_engine) ->
 def _serve(link: _Link, core: Core, heartbeat_s: float) -> int:
     silent_since = time.monotonic()
     while True:
-        events: list[tuple[str, CoreEvent]] = []
         commands = link.receive(0.0 if core.has_work else heartbeat_s)
-        for command in commands:
-            if isinstance(command, Shutdown):
-                return 0
-            events += _obey(core, command)
+        if any(isinstance(command, Shutdown) for command in commands):
+            return 0
+        refusals = [refusal for command in commands for refusal in _obey(core, command)]
+        if refusals or any(isinstance(command, Cancel) for command in commands):
+            # Before the step, so that refusals and freed places are known without waiting for it.
+            link.send(_report(core, refusals))
         try:
-            if core.has_work:
-                events += core.step()
+            events = core.step() if core.has_work else []
         except Exception as error:  # whatever it is, this process is done
             traceback.print_exc()
             link.send(Fault(f"{type(error).__name__}: {error}"))
             return EXIT_FAULT
         now = time.monotonic()
-        if events or commands or now - silent_since >= heartbeat_s:
-            stats = core.stats()
-            wires = tuple([event_to_wire(request_id, event) for request_id, event in events])
-            link.send(Step(wires, stats.running, stats.waiting, stats.kv_reserved_tokens))
+        if events or now - silent_since >= heartbeat_s:
+            link.send(_report(core, events))
             silent_since = now
+
+
+def _report(core: Core, events: list[tuple[str, CoreEvent]]) -> Step:
+    stats = core.stats()
+    wires = tuple([event_to_wire(request_id, event) for request_id, event in events])
+    return Step(wires, stats.running, stats.waiting, stats.kv_reserved_tokens)
 
 
 def _obey(core: Core, command: Command) -> list[tuple[str, CoreEvent]]:
