@@ -17,7 +17,7 @@ from deploy.client import EdgeClient, chat_request
 from protos.errors import ForebayError
 from protos.forebay.v1 import common_pb2, inference_pb2
 
-MAX_TOKENS = 128
+MAX_TOKENS = 96
 TIMEOUT_S = 60.0
 
 

@@ -167,6 +167,7 @@ async def _serve_on(stack: Stack, servers: Sequence[Server], console: Console) -
 
 
 async def _demo(stack: Stack, servers: Sequence[Server], console: Console) -> None:
+    started = time.monotonic()
     watch = asyncio.create_task(first_to_end(servers))
     talk = asyncio.create_task(_talk(stack, console))
     try:
@@ -181,6 +182,7 @@ async def _demo(stack: Stack, servers: Sequence[Server], console: Console) -> No
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
     show_summary(summary, console)
+    console.print(f"{summary.asked} prompts took {time.monotonic() - started:.0f} s", highlight=False)
     if summary.failure is not None:
         raise DemoFailed(f"the demo did not succeed: {summary.failure}")
 
