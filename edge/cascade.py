@@ -380,6 +380,9 @@ class _Answering:
         if self._edge_finish is None or self._cloud_text_seen:
             base = self._shown if self._cloud_text_seen else self._edge_text
             base_tokens = self._shown_tokens if self._cloud_text_seen else self._edge_text_tokens
+            if self._cloud_text_seen:
+                # The edge's text behind what it showed is thrown away, and so is what is known of its tokens.
+                del self._edge_logprobs[self._released_tokens :]
             self._edge_text, self._edge_text_tokens = base, base_tokens
             left = self._query.sampling.max_tokens - base_tokens
             if left <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from contextlib import aclosing
 
@@ -168,6 +169,17 @@ async def test_when_the_cloud_fails_the_edge_goes_on_degraded(
     result = final(await run(engine(logprob), cloud, query(), stream=stream))
     assert route(result) == (Tier.EDGE, reason, True)
     assert result.text == TEXT
+
+
+@pytest.mark.parametrize("logprobs", [(UNSURE,), (HOPELESS,), (*[SURE] * 8, HOPELESS)])
+async def test_logprobs_leave_out_tokens_that_were_thrown_away(logprobs: tuple[float, ...]) -> None:
+    cloud = FakeCloud(TEXT, fail_at=3, error=AWAY)
+    asked = query()
+    asked = dataclasses.replace(asked, sampling=dataclasses.replace(asked.sampling, logprobs=0))
+    result = final(await run(engine(*logprobs), cloud, asked))
+    assert result.text == TEXT
+    assert result.usage.cloud_tokens == 3
+    assert len(result.logprobs) == WORDS - 3
 
 
 async def test_without_a_cloud_an_unsure_answer_says_so() -> None:
