@@ -80,12 +80,12 @@ def _by_reflection(address: str) -> tuple[list[str], str]:
         services = list(database.get_services())
         pool = descriptor_pool.DescriptorPool(database)
         method: Any = pool.FindServiceByName(SERVICE).FindMethodByName("Generate")
-        request = message_factory.GetMessageClass(method.input_type)()
+        request: Any = message_factory.GetMessageClass(method.input_type)()
         request.model = "support-bot"
         request.messages.add(role=2, content=FRANCE)
         request.sampling.max_tokens = 16
         request.policy.tier = 2
-        call = channel.unary_unary(
+        call: Any = channel.unary_unary(
             f"/{SERVICE}/{method.name}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,

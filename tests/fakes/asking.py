@@ -76,7 +76,8 @@ async def ask(
     handle = None
     if cancel_after_s is not None:
         handle = asyncio.get_running_loop().call_later(cancel_after_s, call.cancel)
-    text, finals = "", []
+    text = ""
+    finals: list[inference_pb2.GenerateResponse] = []
     try:
         async for event in call:
             assert not finals, "an event follows the final one"
@@ -107,7 +108,7 @@ async def ask(
 
 
 def _details(error: grpc.aio.AioRpcError) -> set[str]:
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    status = rpc_status.from_call(error)
     known = (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
     details = status.details if status is not None else ()
     return {kind.DESCRIPTOR.name for detail in details for kind in known if detail.Is(kind.DESCRIPTOR)}
