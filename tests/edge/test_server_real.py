@@ -45,7 +45,7 @@ async def test_every_request_of_a_crowd_ends_once_and_nothing_is_left(release_st
     async with edge_node(release_store) as (server, stub):
 
         async def one(max_tokens: int, timeout_s: float, cancel_after_s: float | None) -> Outcome:
-            words = "shipping and returns " * rng.randint(1, 20)
+            words = "shipping and returns " * rng.randint(1, 8)
             tier = rng.choice((EDGE_ONLY, EDGE_ONLY, AUTO))
             request = question(f"Tell me about {words}", max_tokens, tier=tier)
             async with places:
