@@ -1,54 +1,54 @@
-"""The distribution: what it installs, and what the repository holds."""
+"""What the repository and its distribution are made of."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import subprocess
 from pathlib import Path
 
 import pytest
 
-import cloud
-import edge
-import protos
-import router
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("edge", "cloud", "router", "protos", "deploy")
+GENERATED = ("common_pb2", "inference_pb2", "inference_pb2_grpc", "cloud_pb2", "cloud_pb2_grpc")
+LARGEST_TRACKED_BYTES = 2 * 1024 * 1024
 
 
-@pytest.mark.parametrize("package", [edge, cloud, router, protos])
-def test_the_packages_come_from_our_distribution(package: object) -> None:
-    file = Path(str(package.__file__)).resolve()  # type: ignore[attr-defined]
-    assert file.is_relative_to(ROOT)
-    names = importlib.metadata.packages_distributions()
-    name = file.parent.name
-    # An editable install maps names by a finder of its own; a plain one lists them.
-    owners = set(names.get(name, ["forebay"]))
-    assert owners == {"forebay"}, f"{name} also comes from {owners}"
-    assert importlib.metadata.version("forebay")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_comes_from_the_distribution_forebay(package: str) -> None:
+    assert set(importlib.metadata.packages_distributions()[package]) == {"forebay"}
+    module = importlib.import_module(package)
+    assert [Path(place).resolve() for place in module.__path__] == [ROOT / package]
 
 
-def test_the_forebay_command_is_ours() -> None:
-    (command,) = importlib.metadata.entry_points(group="console_scripts", name="forebay")
-    assert command.value == "deploy.cli:main"
-
-
-def test_tests_are_no_packages() -> None:
+def test_the_tests_are_no_packages() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
-def test_no_weights_are_tracked() -> None:
+@pytest.mark.parametrize("module", GENERATED)
+def test_the_generated_code_is_there_and_imports(module: str) -> None:
+    assert (ROOT / "protos/forebay/v1" / f"{module}.py").is_file()
+    importlib.import_module(f"protos.forebay.v1.{module}")
+
+
+def test_no_tracked_file_is_large() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)  # noqa: S607
-    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
-    assert not [path for path in paths if path.is_file() and path.stat().st_size > 2_000_000]
+    tracked = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    assert tracked
+    large = [p for p in tracked if p.is_file() and p.stat().st_size > LARGEST_TRACKED_BYTES]
+    assert not large
 
 
 def test_every_module_has_its_line_in_the_architecture_page() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     modules = [
         path.relative_to(ROOT).as_posix()
-        for part in ("protos", "router", "edge", "cloud", "deploy")
-        for path in (ROOT / part).rglob("*.py")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
         if path.name != "__init__.py" and "_pb2" not in path.name
     ]
+    assert modules
     assert [module for module in modules if f"`{module}`" not in page] == []

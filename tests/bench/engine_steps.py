@@ -45,7 +45,7 @@ def measure(
     rounds: int = 5,
 ) -> StepSpeed:
     """Measure one variant. Needs onnxruntime-genai."""
-    generator = genai_loop(variant_dir, prompt, threads=threads, tokens=tokens)
+    generator = _genai(variant_dir, prompt, threads=threads, tokens=tokens)
     model = OrtModel.load(variant_dir, max_rows=STREAMS, context_tokens=CONTEXT_TOKENS, threads=threads)
     core = EngineCore(
         model,
@@ -91,9 +91,7 @@ def _core(core: EngineCore, prompt: tuple[int, ...], *, streams: int, tokens: in
     return speed
 
 
-def genai_loop(
-    variant_dir: Path, prompt: tuple[int, ...], *, threads: int, tokens: int
-) -> Callable[[], float]:
+def _genai(variant_dir: Path, prompt: tuple[int, ...], *, threads: int, tokens: int) -> Callable[[], float]:
     import onnxruntime_genai as og
 
     config: Any = og.Config(str(variant_dir))
