@@ -19,6 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from edge.engine.protocol import EngineRequest, Finished, Started, Tokens
+from edge.ledger import Ledger
 from edge.request import Answer, CascadeEvent, Delta, HandOff, Query, Routed, Timings, Usage
 from edge.serving import ServedModel
 from edge.uplink import CloudEnd, CloudQuery, Uplink
@@ -32,7 +33,14 @@ from protos.errors import (
 )
 from protos.values import FinishReason, ReleaseRef, TokenLogprob
 from router.decision import Reason, Tier, TierPolicy, Verdict
-from router.policy import after_decoding, before_decoding, effective_threshold
+from router.policy import (
+    after_decoding,
+    before_decoding,
+    degraded,
+    early_exit,
+    edge_cannot,
+    effective_threshold,
+)
 from router.signals import RunningSignals
 from router.stream_gate import GateAction, GateSettings, gate
 
@@ -98,22 +106,14 @@ class _Answering:
         self._usage = Usage()
         self._timings = Timings()
         self._threshold = effective_threshold(model.variant.threshold, query.policy)
-        # Text that counts: what a stream has shown, or what the answer certainly begins with.
-        self._shown = ""
-        self._shown_tokens = 0
-        # What the gate has let through; a stream shows it at its next flush.
-        self._released = 0
-        self._released_tokens = 0
-        # The edge's text so far, which begins with the shown one until the cloud adds to that.
-        self._edge_text = ""
-        self._edge_text_tokens = 0
+        self._ledger = Ledger()
         self._edge_finish: FinishReason | None = None
         self._edge_logprobs: list[TokenLogprob] = []
         self._cloud_logprobs: list[TokenLogprob] = []
         self._cloud_release: ReleaseRef | None = None
-        self._cloud_text_seen = False
-        # The cloud's text where nobody reads deltas: if the cloud breaks off, it leaves no trace.
+        # The cloud's part where nobody reads deltas: if the cloud breaks off, it leaves no trace.
         self._unseen_cloud_text = ""
+        self._unseen_cloud_tokens = 0
         self._hand_off_offset: int | None = None
         self._flushed_at: float | None = None
         self._engine_calls = 0
@@ -161,13 +161,8 @@ class _Answering:
                     )
                     if action is GateAction.LEAVE and self._cloud_is_likely():
                         outcome.append(
-                            Verdict(
-                                tier=Tier.CLOUD,
-                                reason=Reason.EARLY_EXIT,
-                                explanation=f"after {running.tokens} tokens the confidence was "
-                                f"{confidence:.3f}, far under the threshold {self._threshold:.3f}",
-                                confidence=confidence,
-                                threshold=self._threshold,
+                            early_exit(
+                                tokens=running.tokens, confidence=confidence, threshold=self._threshold
                             )
                         )
                         break
@@ -178,14 +173,7 @@ class _Answering:
         except (Overloaded, EngineUnavailable) as error:
             if pinned or self._uplink is None:
                 raise
-            busy = isinstance(error, Overloaded)
-            outcome.append(
-                Verdict(
-                    tier=Tier.CLOUD,
-                    reason=Reason.EDGE_BUSY if busy else Reason.EDGE_FAILED,
-                    explanation="the edge had no room" if busy else "the edge engine failed",
-                )
-            )
+            outcome.append(edge_cannot(busy=isinstance(error, Overloaded)))
             return
         if not outcome:
             outcome.append(self._judge(signals))
@@ -203,7 +191,7 @@ class _Answering:
             threshold=self._threshold,
             policy=self._query.policy,
             signals=final,
-            unseen=not self._edge_text or self._released < len(self._edge_text),
+            unseen=not self._ledger.edge_text or self._ledger.has_unreleased,
         )
 
     def _cloud_is_likely(self) -> bool:
@@ -232,8 +220,7 @@ class _Answering:
                         continue
                     if isinstance(event, Tokens):
                         self._usage.edge_tokens += len(event.stats)
-                        self._edge_text += event.text
-                        self._edge_text_tokens += len(event.stats)
+                        self._ledger.decoded(event.text, len(event.stats))
                         self._note_logprobs(event)
                     else:
                         self._edge_finish = event.reason
@@ -257,8 +244,7 @@ class _Answering:
     def _release(self) -> None:
         """The edge's text so far may be shown. Without a reader of deltas nothing is, before the end."""
         if self._show_early or self._edge_finish is not None:
-            self._released = len(self._edge_text)
-            self._released_tokens = self._edge_text_tokens
+            self._ledger.release()
 
     def _flush_is_due(self) -> bool:
         """Whether the last delta is long enough ago; the first one is due at once."""
@@ -267,12 +253,10 @@ class _Answering:
 
     def _show(self) -> Delta | None:
         """Show what was released and is new, if anything is."""
-        text = self._edge_text[len(self._shown) : self._released]
+        text = self._ledger.take()
         if not text:
             return None
         self._flushed_at = self._clock()
-        self._shown += text
-        self._shown_tokens = self._released_tokens
         return self._delta(text)
 
     def _delta(self, text: str) -> Delta | None:
@@ -299,16 +283,8 @@ class _Answering:
                 failure = error
             finally:
                 self._timings.cloud_s += self._clock() - sent_at
-        reason = failure_reason(failure, has_cloud=self._uplink is not None)
         if not self._query.policy.allow_degraded:
             raise refusal(failure) from failure
-        degraded = Verdict(
-            tier=Tier.EDGE,
-            reason=reason,
-            explanation=f"{verdict.explanation}, but the cloud did not answer: {failure.message}",
-            confidence=verdict.confidence,
-            threshold=verdict.threshold,
-        )
         try:
             async with aclosing(self._finish_on_edge()) as deltas:
                 async for delta in deltas:
@@ -318,14 +294,17 @@ class _Answering:
                 raise
             raise refusal(failure) from error
         assert self._edge_finish is not None, "the edge has finished"
-        yield self._answer(degraded, self._edge_finish, self._edge_logprobs, degraded=True)
+        reason = failure_reason(failure, has_cloud=self._uplink is not None)
+        instead = degraded(verdict, reason=reason, detail=failure.message)
+        yield self._answer(instead, self._edge_finish, self._edge_logprobs, degraded=True)
 
     async def _ask_cloud(self, uplink: Uplink, verdict: Verdict) -> AsyncGenerator[CascadeEvent, None]:
         sampling = self._query.sampling
-        left = sampling.max_tokens - self._shown_tokens
-        if self._shown and left <= 0:
+        shown = self._ledger.shown
+        left = sampling.max_tokens - self._ledger.shown_tokens
+        if shown and left <= 0:
             # Everything that was asked for has been shown.
-            self._edge_text, self._edge_finish = self._shown, FinishReason.LENGTH
+            self._edge_finish = FinishReason.LENGTH
             yield self._answer(
                 dataclasses.replace(verdict, tier=Tier.EDGE), FinishReason.LENGTH, self._edge_logprobs
             )
@@ -335,55 +314,53 @@ class _Answering:
             release=self._model.release.ref,
             messages=self._query.messages,
             prompt=self._query.prompt,
-            prefix=self._shown,
+            prefix=shown,
             sampling=dataclasses.replace(sampling, max_tokens=left),
         )
         deadline = self._query.deadline - self._settings.deadline_margin_s
         tokens = 0
-        announced = not self._shown
+        announced = not shown
         async with aclosing(uplink.generate(query, deadline=deadline)) as events:
             async for event in events:
                 if not announced:
                     announced = True
-                    self._hand_off_offset = len(self._shown)
+                    self._hand_off_offset = len(shown)
                     if self._show_early:
                         yield HandOff(
-                            offset=len(self._shown),
+                            offset=len(shown),
                             reason=verdict.reason,
                             confidence=verdict.confidence or 0.0,
                         )
                 if isinstance(event, CloudEnd):
                     self._cloud_release = event.release
                     # The cloud's own count is the truer one; pieces may lack theirs.
-                    self._usage.cloud_tokens += max(event.completion_tokens - tokens, 0)
-                    self._shown_tokens += max(event.completion_tokens - tokens, 0)
+                    self._add_cloud_text("", max(event.completion_tokens - tokens, 0))
                     self._usage.prompt_tokens = self._usage.prompt_tokens or event.prompt_tokens
                     yield self._answer(verdict, event.finish_reason, self._cloud_logprobs)
                     return
                 tokens += event.tokens
-                self._usage.cloud_tokens += event.tokens
-                self._shown_tokens += event.tokens
                 self._cloud_logprobs.extend(event.logprobs)
-                if event.text:
-                    if self._show_early:
-                        self._cloud_text_seen = True
-                        self._shown += event.text
-                    else:
-                        self._unseen_cloud_text += event.text
-                    if (delta := self._delta(event.text)) is not None:
-                        yield delta
+                self._add_cloud_text(event.text, event.tokens)
+                if event.text and (delta := self._delta(event.text)) is not None:
+                    yield delta
         raise CloudUnavailable("the cloud's answer broke off", retry_after_s=1.0)
+
+    def _add_cloud_text(self, text: str, tokens: int) -> None:
+        self._usage.cloud_tokens += tokens
+        if self._show_early:
+            self._ledger.continued(text, tokens)
+        else:
+            self._unseen_cloud_text += text
+            self._unseen_cloud_tokens += tokens
 
     async def _finish_on_edge(self) -> AsyncGenerator[Delta, None]:
         """Complete the text on the edge, from the shown text or, where the cloud added none, the edge's."""
-        self._unseen_cloud_text = ""
-        if self._edge_finish is None or self._cloud_text_seen:
-            base = self._shown if self._cloud_text_seen else self._edge_text
-            base_tokens = self._shown_tokens if self._cloud_text_seen else self._edge_text_tokens
-            if self._cloud_text_seen:
+        self._unseen_cloud_text, self._unseen_cloud_tokens = "", 0
+        if self._edge_finish is None or self._ledger.by_cloud:
+            if self._ledger.by_cloud:
                 # The edge's text behind what it showed is thrown away, and so is what is known of its tokens.
-                del self._edge_logprobs[self._released_tokens :]
-            self._edge_text, self._edge_text_tokens = base, base_tokens
+                del self._edge_logprobs[self._ledger.released_tokens :]
+            base, base_tokens = self._ledger.resume()
             left = self._query.sampling.max_tokens - base_tokens
             if left <= 0:
                 self._edge_finish = FinishReason.LENGTH
@@ -421,9 +398,9 @@ class _Answering:
     ) -> Answer:
         self._timings.total_s = self._clock() - self._accepted_at
         self._timings.time_to_first_token_s = self._timings.time_to_first_token_s or self._timings.total_s
-        self._usage.completion_tokens = self._shown_tokens
+        self._usage.completion_tokens = self._ledger.shown_tokens + self._unseen_cloud_tokens
         return Answer(
-            text=self._shown + self._unseen_cloud_text,
+            text=self._ledger.shown + self._unseen_cloud_text,
             finish_reason=finish,
             routed=Routed(
                 verdict=verdict,

@@ -17,7 +17,7 @@ from protos.errors import CloudUnavailable, EngineUnavailable, ForebayError, Ove
 from protos.labels import label_context, label_prior_context
 from protos.values import LabelScore, ReleaseRef
 from router.decision import Reason, Tier, TierPolicy, Verdict
-from router.policy import after_labels, before_decoding, effective_threshold
+from router.policy import after_labels, before_decoding, degraded, edge_cannot, effective_threshold
 
 
 async def classify(
@@ -74,12 +74,7 @@ class _Classifying:
             except (Overloaded, EngineUnavailable) as error:
                 if policy.tier is TierPolicy.EDGE_ONLY or self._uplink is None:
                     raise
-                busy = isinstance(error, Overloaded)
-                verdict = Verdict(
-                    tier=Tier.CLOUD,
-                    reason=Reason.EDGE_BUSY if busy else Reason.EDGE_FAILED,
-                    explanation="the edge had no room" if busy else "the edge engine failed",
-                )
+                verdict = edge_cannot(busy=isinstance(error, Overloaded))
             else:
                 verdict = after_labels(
                     confidence=edge_scores[0].probability, threshold=threshold, policy=policy
@@ -105,14 +100,9 @@ class _Classifying:
                 if verdict.reason in (Reason.EDGE_BUSY, Reason.EDGE_FAILED):
                     raise
                 raise refusal(failure) from error
-        degraded = Verdict(
-            tier=Tier.EDGE,
-            reason=failure_reason(failure, has_cloud=self._uplink is not None),
-            explanation=f"{verdict.explanation}, but the cloud did not answer: {failure.message}",
-            confidence=verdict.confidence,
-            threshold=verdict.threshold,
-        )
-        return self._answer(scores, degraded, degraded=True)
+        reason = failure_reason(failure, has_cloud=self._uplink is not None)
+        instead = degraded(verdict, reason=reason, detail=failure.message)
+        return self._answer(scores, instead, degraded=True)
 
     async def _on_edge(self) -> tuple[LabelScore, ...]:
         query, tokenizer = self._query, self._model.tokenizer

@@ -95,3 +95,35 @@ def after_labels(*, confidence: float, threshold: float, policy: RoutingPolicy) 
         confidence=confidence,
         threshold=threshold,
     )
+
+
+def early_exit(*, tokens: int, confidence: float, threshold: float) -> Verdict:
+    """The edge is given up before it has finished."""
+    return Verdict(
+        tier=Tier.CLOUD,
+        reason=Reason.EARLY_EXIT,
+        explanation=f"after {tokens} tokens the confidence was {confidence:.3f}, "
+        f"far under the threshold {threshold:.3f}",
+        confidence=confidence,
+        threshold=threshold,
+    )
+
+
+def edge_cannot(*, busy: bool) -> Verdict:
+    """The edge has no room (`busy`), or its engine failed."""
+    return Verdict(
+        tier=Tier.CLOUD,
+        reason=Reason.EDGE_BUSY if busy else Reason.EDGE_FAILED,
+        explanation="the edge had no room" if busy else "the edge engine failed",
+    )
+
+
+def degraded(verdict: Verdict, *, reason: Reason, detail: str) -> Verdict:
+    """The edge answers although `verdict` sent the request to the cloud."""
+    return Verdict(
+        tier=Tier.EDGE,
+        reason=reason,
+        explanation=f"{verdict.explanation}, but the cloud did not answer: {detail}",
+        confidence=verdict.confidence,
+        threshold=verdict.threshold,
+    )
