@@ -21,12 +21,15 @@ ENTRY_POINT_GROUP = "forebay.scorers"
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 # A thousands comma belongs to a number only when three digits follow; a sentence's full stop does not.
-_NUMBER = re.compile(r"[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)(?:[eE][-+]?\d{1,3})?")
+_NUMBER = re.compile(
+    r"(?:(?<![\d)])[-+\u2212])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)(?:[eE][-+]?\d{1,3})?"
+)
 _FINAL_MARK = "####"
 _LONGEST_NUMBER = 64
-# "answer is (B)", "Answer: b", or a letter that stands alone.
-_CHOICE_SAID = re.compile(r"answer(?:\s+is)?\s*[:=]?\s*\**\(?([A-Za-z])\b", re.IGNORECASE)
-_CHOICE_ALONE = re.compile(r"^\W*([A-Za-z])(?![A-Za-z'])")
+# "answer is (B)", "Answer: b"; not "the answer is a dog".
+_CHOICE_SAID = re.compile(r"[Aa]nswer(?:\s+is)?\s*[:=]?\s*\**\(?(?:([A-Z])\b|([a-z])(?=\s*[).:*]|\s*$))")
+_CHOICE_ALONE = re.compile(r"^\W*([A-Za-z])\s*(?:[).:\]*]|$|\n)")
+# A and I alone are words as well.
 _CHOICE_MARKED = re.compile(r"\(([A-Za-z])\)|\b([B-HJ-Z])\b")
 
 
@@ -36,8 +39,8 @@ def exact(answer: str, reference: str) -> bool:
 
 
 def normalized(answer: str, reference: str) -> bool:
-    """Equal after case, punctuation, articles, Unicode forms and runs of white space are levelled (as
-    SQuAD).""" return _level(answer) == _level(reference)
+    """Equal once case, punctuation, articles, Unicode forms and white space are levelled (as in SQuAD)."""
+    return _level(answer) == _level(reference)
 
 
 def contains(answer: str, reference: str) -> bool:
@@ -57,14 +60,14 @@ def numeric(answer: str, reference: str) -> bool:
 
 
 def choice(answer: str, reference: str) -> bool:
-    """The chosen letter is the reference's: said ("the answer is B"), leading ("B) because"), or marked
-    "(B)".""" wanted = chosen_letter(reference)
+    """The chosen letter is the reference's: said ("the answer is B"), leading ("B)"), or marked ("(B)")."""
+    wanted = chosen_letter(reference)
     return wanted is not None and chosen_letter(answer) == wanted
 
 
 def agreement(scorer: Scorer, *, edge_answer: str, cloud_answer: str) -> tuple[bool, bool]:
-    """Edge right and cloud right where nothing but the cloud's answer is known: the cloud's counts as
-    right.""" return scorer(edge_answer, cloud_answer), True
+    """Edge right and cloud right where only the cloud's answer is known: it counts as right."""
+    return scorer(edge_answer, cloud_answer), True
 
 
 BUILT_IN: Mapping[str, Scorer] = MappingProxyType(
@@ -85,7 +88,7 @@ def chosen_letter(text: str) -> str | None:
     """The option letter of a multiple-choice answer, upper case; None when none is chosen."""
     said = _CHOICE_SAID.findall(text)
     if said:
-        return str(said[-1]).upper()
+        return str(said[-1][0] or said[-1][1]).upper()
     alone = _CHOICE_ALONE.match(text)
     if alone is not None:
         return alone.group(1).upper()
