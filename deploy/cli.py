@@ -14,7 +14,7 @@ import typer
 
 import cloud.cli
 import edge.cli
-from deploy import admin, models
+from deploy import admin, evaluate, models
 from deploy.command import Group
 
 DEFAULT_ADDRESS = "127.0.0.1:7050"
@@ -32,6 +32,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(admin.certs_app, name="certs")
 app.add_typer(admin.keys_app, name="keys")
 app.add_typer(admin.config_app, name="config")
+app.command()(evaluate.evaluate)
 
 
 class Tier(enum.StrEnum):

@@ -1,5 +1,4 @@
-"""Online threshold control: spend a budget of forwards, or meet a latency target, inside the certified
-region.
+"""Online threshold control: spend a budget of forwards, or meet a latency target, while certified.
 
 Both are the same loop. Each finished request either spends (it was forwarded; or it was late) or does not,
 and a share `target` may spend. The control holds a level u, a quantile of the calibration's confidences,
@@ -39,6 +38,8 @@ class ThresholdControl:
         confidences: (n,) of calibration answers: the scale on which steps are taken. At least one.
         target: Largest share of requests that may spend, in [0, 1].
         step: How far one request moves the level, in (0, 1).
+        highest: Level that is never passed, in (0, 1]: bounds what is forwarded when little is spent. At 1
+            everything may be forwarded.
 
     Raises:
         ValueError: A number is out of its range, or a confidence is not finite.
@@ -51,12 +52,13 @@ class ThresholdControl:
         confidences: ArrayLike,
         target: float,
         step: float = DEFAULT_STEP,
+        highest: float = 1.0,
     ) -> None:
         scores = np.asarray(confidences, dtype=np.float64)
         if scores.ndim != 1 or len(scores) == 0 or not np.isfinite(scores).all():
             raise ValueError("the confidences must be a column of at least one finite number")
-        if not (0.0 <= target <= 1.0 and 0.0 < step < 1.0):
-            raise ValueError("target must be in [0, 1] and step between 0 and 1")
+        if not (0.0 <= target <= 1.0 and 0.0 < step < 1.0 and 0.0 < highest <= 1.0):
+            raise ValueError("target must be in [0, 1], step between 0 and 1, highest in (0, 1]")
         self._target = target
         self._step = step
         self._floor = certified.bar
@@ -64,12 +66,13 @@ class ThresholdControl:
         self._quantiles = np.quantile(scores, self._levels)
         # The level below which every threshold would be clamped: the loop does not wind up under it.
         self._lowest = float(np.mean(scores < self._floor))
-        self._level = max(self._lowest, min(target, 1.0))
+        self._highest = max(self._lowest, highest)
+        self._level = min(self._highest, max(self._lowest, target))
 
     @property
     def threshold(self) -> float:
-        """What a confidence has to reach now; infinity where the certificate forwards all."""
-        if self._level >= 1.0 and self._target >= 1.0:
+        """What a confidence has to reach now; infinity at level 1, where all is forwarded."""
+        if self._level >= 1.0:
             return math.inf
         return max(self._floor, float(np.interp(self._level, self._levels, self._quantiles)))
 
@@ -81,7 +84,7 @@ class ThresholdControl:
     def observe(self, *, spent: bool) -> float:
         """One finished request: whether it was forwarded (or late). Returns the threshold for the next."""
         moved = self._level + self._step * (self._target - float(spent))
-        self._level = min(1.0, max(self._lowest, moved))
+        self._level = min(self._highest, max(self._lowest, moved))
         return self.threshold
 
 

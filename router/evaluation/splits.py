@@ -92,10 +92,9 @@ def study_splits(
     naive_count = int(np.floor(alpha * calibration_rows + 1e-9))
     parts: dict[int, list[tuple[Floats, ...]]] = {certified_count: [], naive_count: []}
     for drawn in _draws(rows, calibration_rows, splits, rng, truth):
-        left = table.left_out(drawn) if truth == "held_out" else None
         for count, found in parts.items():
             thresholds = table.thresholds(drawn, count)
-            found.append((thresholds, *table.truth(thresholds, left)))
+            found.append((thresholds, *table.truth(thresholds, drawn if truth == "held_out" else None)))
     certified, naive = (
         Outcome(
             thresholds=np.concatenate([part[0] for part in parts[count]]),
@@ -139,6 +138,7 @@ class _Table:
         self.bad = regrets(edge_right, cloud_right)
         columns = (np.ones(self.rows), self.bad, edge_right, cloud_right)
         self._right: Floats = np.column_stack(columns).astype(np.float64)
+        self._sums: Floats = np.concatenate((np.zeros((1, 4)), np.cumsum(self._right, axis=0)))
         # Where the next larger confidence begins, for every row.
         self._next = np.searchsorted(confidence, confidence, side="right")
 
@@ -163,26 +163,17 @@ class _Table:
         middle = (padded[np.maximum(excluded, 0)] + padded[upper]) / 2.0
         return np.asarray(np.where(excluded < 0, 0.0, middle), dtype=np.float64)
 
-    def left_out(self, drawn: NDArray[np.int64]) -> Floats:
-        """(splits, rows) 1 where the row was not drawn."""
-        left = np.ones((len(drawn), self.rows))
-        np.put_along_axis(left, drawn, 0.0, axis=1)
-        return left
-
-    def truth(self, thresholds: Floats, left: Floats | None) -> tuple[Floats, Floats, Floats]:
-        """Share kept, regret and accuracy of the cascade, over the whole table or the rows left out."""
+    def truth(self, thresholds: Floats, but_for: NDArray[np.int64] | None) -> tuple[Floats, Floats, Floats]:
+        """Share kept, regret and accuracy of the cascade over the table, but for these rows of each set."""
         cuts = np.searchsorted(self.confidence, thresholds, side="left")
-        if left is None:
-            sums = np.concatenate((np.zeros((1, 4)), np.cumsum(self._right, axis=0)))
-            total, below = sums[-1], sums[cuts]
-            size = np.full(len(cuts), float(self.rows))
-            above = total - below
-        else:
-            size = left.sum(axis=1)
-            weighted = left[:, :, None] * self._right[None, :, :]
-            is_above = np.arange(self.rows)[None, :] >= cuts[:, None]
-            above = (weighted * is_above[:, :, None]).sum(axis=1)
-            below = weighted.sum(axis=1) - above
+        below, total = self._sums[cuts], self._sums[-1]
+        above, size = total - below, self.rows
+        if but_for is not None:
+            is_above = but_for >= cuts[:, None]
+            drawn = self._right[but_for]
+            above = above - (drawn * is_above[:, :, None]).sum(axis=1)
+            below = below - (drawn * ~is_above[:, :, None]).sum(axis=1)
+            size -= but_for.shape[1]
         return above[:, 0] / size, above[:, 1] / size, (above[:, 2] + below[:, 3]) / size
 
 
@@ -190,11 +181,10 @@ def _draws(
     rows: int, size: int, splits: int, rng: np.random.Generator, truth: Truth
 ) -> Iterator[NDArray[np.int64]]:
     """Blocks of calibration sets as row numbers (block, size)."""
-    width = size if truth == "table_as_population" else 4 * rows
-    block = max(1, _CELLS // width)
+    block = max(1, _CELLS // size)
     for start in range(0, splits, block):
         here = min(block, splits - start)
         if truth == "table_as_population":
             yield rng.integers(0, rows, size=(here, size))
         else:
-            yield np.stack([rng.permutation(rows)[:size] for _ in range(here)])
+            yield np.stack([rng.choice(rows, size, replace=False, shuffle=False) for _ in range(here)])
