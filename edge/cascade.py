@@ -18,11 +18,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from edge.cloud_values import CloudEnd, CloudQuery
 from edge.engine.protocol import EngineRequest, Finished, Started, Tokens
 from edge.ledger import Ledger
 from edge.request import Answer, CascadeEvent, Delta, HandOff, Query, Routed, Timings, Usage
 from edge.serving import ServedModel
-from edge.uplink import CloudEnd, CloudQuery, Uplink
+from edge.uplink import Uplink
 from edge.verdicts import CLOUD_FAILURES, failure_reason, refusal
 from protos.errors import (
     CloudUnavailable,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from edge.cloud_values import CloudEnd, CloudLabels, CloudQuery, CloudText
 from edge.engine.protocol import (
     EngineEvent,
     EngineInfo,
@@ -27,7 +28,7 @@ from edge.models import LoadedRelease
 from edge.request import LabelQuery
 from edge.serving import ServedModel
 from edge.text.tokenizer import ChatTokenizer
-from edge.uplink import CloudEnd, CloudLabels, CloudQuery, CloudText, Uplink
+from edge.uplink import Uplink
 from protos.errors import ForebayError
 from protos.labels import label_scores
 from protos.manifest import CloudSide, EdgeSide, Manifest, Variant
