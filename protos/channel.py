@@ -42,6 +42,9 @@ SERVER_PING_INTERVAL_S: Final = 60
 LEAST_PERMITTED_PING_INTERVAL_S: Final = 10
 MAX_STREAMS_PER_CONNECTION: Final = 1024
 FIRST_RECONNECT_S: Final = 0.2
+# gRPC takes its "least reconnect backoff" for the time that one attempt to connect may last. It must hold a
+# TCP and TLS handshake over a bad mobile link; the pause between attempts is not governed by it.
+CONNECT_TIMEOUT_S: Final = 5.0
 # gRPC's default of two minutes would leave a healed cloud unused for that long.
 LONGEST_RECONNECT_S: Final = 5.0
 # How often a channel's certificate files are looked at.
@@ -76,7 +79,7 @@ def channel_options(
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", int(FIRST_RECONNECT_S * 1000)),
-        ("grpc.min_reconnect_backoff_ms", int(FIRST_RECONNECT_S * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(LONGEST_RECONNECT_S * 1000)),
         # Channels of one process would share a connection, and with it credentials that have changed.
         ("grpc.use_local_subchannel_pool", 1),
