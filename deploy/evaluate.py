@@ -25,19 +25,19 @@ _PER_CENT = {
 def evaluate(
     table: Annotated[Path, typer.Argument(help="CSV, or JSON lines; one row per request.")],
     confidence: Annotated[
-        str | None, typer.Option(help="Column with the edge's confidence, 0 to 1. [default: confidence]")
+        str | None, typer.Option(help="Column with the edge's confidence, 0 to 1. Default: confidence.")
     ] = None,
     edge_correct: Annotated[
-        str | None, typer.Option(help="Column that is 1 where the edge is right. [default: edge_correct]")
+        str | None, typer.Option(help="Column that is 1 where the edge is right. Default: edge_correct.")
     ] = None,
     cloud_correct: Annotated[
         str | None,
-        typer.Option(help="Column that is 1 where the cloud is right. [default: cloud_correct; 1 if absent]"),
+        typer.Option(help="Column that is 1 where the cloud is right. Default: cloud_correct; 1 if absent."),
     ] = None,
     alpha: Annotated[float, typer.Option(help="Largest regret: kept, wrong, and the cloud is right.")] = 0.05,
     delta: Annotated[float, typer.Option(help="Probability with which a certificate may be wrong.")] = 0.1,
     calibration_rows: Annotated[
-        int | None, typer.Option(help="Rows of each calibration. [default: 500, or all]")
+        int | None, typer.Option(help="Rows of each calibration. Default: 500, or all.")
     ] = None,
     splits: Annotated[int, typer.Option(min=1, max=100_000, help="How often to calibrate.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,

@@ -146,17 +146,24 @@ def evaluate_table(
         raise ValueError(f"{size} rows for calibration are more than the {rows} of the table")
     columns = (table.confidence, table.edge_right, table.cloud_right)
     for_splits, for_left_out, for_halves, for_bootstrap = np.random.default_rng(seed).spawn(4)
-    settings = {"alpha": alpha, "delta": delta}
-    study = study_splits(*columns, **settings, calibration_rows=size, splits=splits, rng=for_splits)
+    study = study_splits(
+        *columns, alpha=alpha, delta=delta, calibration_rows=size, splits=splits, rng=for_splits
+    )
     held_out = None
     if size < rows:
         held_out = study_splits(
-            *columns, **settings, calibration_rows=size, splits=splits, rng=for_left_out, truth="held_out"
+            *columns,
+            alpha=alpha,
+            delta=delta,
+            calibration_rows=size,
+            splits=splits,
+            rng=for_left_out,
+            truth="held_out",
         )
     bad = metrics.regrets(table.edge_right, table.cloud_right)
     halves = max(5, min(_MOST_HALVES, _ROWS_OF_HALVES // rows))
     ece = held_out_ece(table.confidence, ~bad, halves=halves, rng=for_halves)
-    on_all_rows = certify(table.confidence, bad, **settings)
+    on_all_rows = certify(table.confidence, bad, alpha=alpha, delta=delta)
     return Evaluation(
         report=_report(table, study, ece),
         calibration_rows=size,
