@@ -21,17 +21,12 @@ from dataclasses import dataclass
 from edge.cloud_values import CloudEnd, CloudQuery
 from edge.engine.protocol import EngineRequest, Finished, Started, Tokens
 from edge.ledger import Ledger
-from edge.request import Answer, CascadeEvent, Delta, HandOff, Query, Routed, Timings, Usage
+from edge.meter import Meter
+from edge.request import Answer, CascadeEvent, Delta, HandOff, Query, Routed
 from edge.serving import ServedModel
 from edge.uplink import Uplink
-from edge.verdicts import CLOUD_FAILURES, failure_reason, refusal
-from protos.errors import (
-    CloudUnavailable,
-    ContextTooLong,
-    EngineUnavailable,
-    ForebayError,
-    Overloaded,
-)
+from edge.verdicts import CLOUD_FAILURES, EDGE_FAILURES, failure_reason, no_cloud, refusal
+from protos.errors import CloudUnavailable, ContextTooLong, ForebayError, InvalidArgument, Overloaded
 from protos.values import FinishReason, ReleaseRef, TokenLogprob
 from router.decision import Reason, Tier, TierPolicy, Verdict
 from router.policy import (
@@ -41,6 +36,7 @@ from router.policy import (
     early_exit,
     edge_cannot,
     effective_threshold,
+    worth_forwarding,
 )
 from router.signals import RunningSignals
 from router.stream_gate import GateAction, GateSettings, gate
@@ -103,19 +99,24 @@ class _Answering:
         self._settings = settings
         self._show_early = show_early
         self._clock = clock
-        self._accepted_at = clock()
-        self._usage = Usage()
-        self._timings = Timings()
+        self._meter = Meter(clock)
         self._threshold = effective_threshold(model.variant.threshold, query.policy)
+        self._pinned = query.policy.tier is TierPolicy.EDGE_ONLY
+        # Nobody else could answer, and the caller takes what there is: holding text back would help nobody.
+        self._alone = uplink is None and query.policy.allow_degraded
         self._ledger = Ledger()
+        # How much of the edge's text the gate has let through for its confidence.
+        self._sure_characters = 0
+        self._edge_began = False
         self._edge_finish: FinishReason | None = None
-        self._edge_logprobs: list[TokenLogprob] = []
         self._cloud_logprobs: list[TokenLogprob] = []
         self._cloud_release: ReleaseRef | None = None
         # The cloud's part where nobody reads deltas: if the cloud breaks off, it leaves no trace.
         self._unseen_cloud_text = ""
         self._unseen_cloud_tokens = 0
         self._hand_off_offset: int | None = None
+        # Shown text that waits to be sent together with what follows it.
+        self._unsent = ""
         self._flushed_at: float | None = None
         self._engine_calls = 0
 
@@ -128,8 +129,7 @@ class _Answering:
                     yield event
             verdict = outcome[0]
         if verdict.tier is Tier.EDGE:
-            assert self._edge_finish is not None, "the edge's answer is kept only when it is finished"
-            yield self._answer(verdict, self._edge_finish, self._edge_logprobs)
+            yield self._edge_answer(verdict)
             return
         async with aclosing(self._from_cloud(verdict)) as events:
             async for event in events:
@@ -137,8 +137,6 @@ class _Answering:
 
     async def _try_edge(self, outcome: list[Verdict]) -> AsyncGenerator[CascadeEvent, None]:
         """Decode on the edge until it is finished or given up; puts the verdict into `outcome`."""
-        policy = self._query.policy
-        pinned = policy.tier is TierPolicy.EDGE_ONLY
         signals = RunningSignals(quantile=self._settings.quantile)
         try:
             prompt = await self._model.encode(self._query.messages, self._query.prompt)
@@ -148,34 +146,15 @@ class _Answering:
                         break
                     for stat in event.stats:
                         signals.add(logprob=stat.logprob, entropy=stat.entropy, margin=stat.margin)
-                    running = signals.snapshot()
-                    confidence = self._model.confidence.confidence(running)
-                    action = (
-                        GateAction.SHOW
-                        if pinned
-                        else gate(
-                            tokens=running.tokens,
-                            confidence=confidence,
-                            threshold=self._threshold,
-                            settings=self._settings.gate,
-                        )
-                    )
-                    if action is GateAction.LEAVE and self._cloud_is_likely():
-                        outcome.append(
-                            early_exit(
-                                tokens=running.tokens, confidence=confidence, threshold=self._threshold
-                            )
-                        )
+                    if (verdict := self._pass_gate(signals)) is not None:
+                        outcome.append(verdict)
                         break
-                    if action is GateAction.SHOW:
-                        self._release()
-                        if self._flush_is_due() and (shown := self._show()) is not None:
-                            yield shown
-        except (Overloaded, EngineUnavailable) as error:
-            if pinned or self._uplink is None:
+                    if self._flush_is_due() and (delta := self._show()) is not None:
+                        yield delta
+        except EDGE_FAILURES as error:
+            if self._pinned or self._uplink is None:
                 raise
             outcome.append(edge_cannot(busy=isinstance(error, Overloaded)))
-            return
         if not outcome:
             outcome.append(self._judge(signals))
         if outcome[0].tier is Tier.EDGE:
@@ -183,6 +162,29 @@ class _Answering:
         # What the gate let through is the answer's, whoever continues it.
         if (shown := self._show()) is not None:
             yield shown
+
+    def _pass_gate(self, signals: RunningSignals) -> Verdict | None:
+        """Let the edge's text so far through, or hold it. A verdict means: leave the edge."""
+        running = signals.snapshot()
+        confidence = self._model.confidence.confidence(running)
+        action = gate(
+            tokens=running.tokens,
+            confidence=confidence,
+            threshold=self._threshold,
+            settings=self._settings.gate,
+        )
+        leaving = action is GateAction.LEAVE and not self._pinned
+        if leaving and worth_forwarding(
+            breaker_lets_through=self._uplink is not None and self._uplink.likely(),
+            left_s=self._query.deadline - self._clock(),
+            margin_s=self._settings.deadline_margin_s,
+        ):
+            return early_exit(tokens=running.tokens, confidence=confidence, threshold=self._threshold)
+        if action is GateAction.SHOW:
+            self._sure_characters = len(self._ledger.edge_text)
+        if action is GateAction.SHOW or self._pinned or self._alone:
+            self._release()
+        return None
 
     def _judge(self, signals: RunningSignals) -> Verdict:
         """Keep the finished edge answer, or forward."""
@@ -192,12 +194,10 @@ class _Answering:
             threshold=self._threshold,
             policy=self._query.policy,
             signals=final,
-            unseen=not self._ledger.edge_text or self._ledger.has_unreleased,
+            unseen=not self._ledger.edge_text
+            or self._ledger.has_unreleased
+            or self._sure_characters < len(self._ledger.edge_text),
         )
-
-    def _cloud_is_likely(self) -> bool:
-        """Whether giving the edge up early makes sense."""
-        return self._uplink is not None and self._uplink.likely()
 
     async def _decode(
         self, prompt: tuple[int, ...], max_tokens: int
@@ -210,37 +210,26 @@ class _Answering:
             sampling=dataclasses.replace(self._query.sampling, max_tokens=max_tokens),
             deadline_s=max(0.0, self._query.deadline - self._clock()),
         )
-        self._usage.prompt_tokens = self._usage.prompt_tokens or len(prompt)
+        self._meter.prompt(len(prompt))
         self._edge_finish = None
-        began = self._clock()
+        began: float | None = None
         try:
             async with aclosing(self._model.engine.generate(request)) as events:
                 async for event in events:
                     if isinstance(event, Started):
-                        self._timings.queue_s += event.queue_s
+                        began = self._clock()
+                        self._edge_began = True
+                        self._meter.timings.queue_s += event.queue_s
                         continue
                     if isinstance(event, Tokens):
-                        self._usage.edge_tokens += len(event.stats)
-                        self._ledger.decoded(event.text, len(event.stats))
-                        self._note_logprobs(event)
+                        self._meter.usage.edge_tokens += len(event.stats)
+                        self._ledger.decoded(event, logprobs=self._query.sampling.logprobs is not None)
                     else:
                         self._edge_finish = event.reason
                     yield event
         finally:
-            self._timings.decode_s += self._clock() - began
-
-    def _note_logprobs(self, event: Tokens) -> None:
-        if self._query.sampling.logprobs is None:
-            return
-        for index, stat in enumerate(event.stats):
-            self._edge_logprobs.append(
-                TokenLogprob(
-                    token_id=stat.token_id,
-                    token=event.pieces[index] if event.pieces else "",
-                    logprob=stat.logprob,
-                    top=event.alternatives[index] if event.alternatives else (),
-                )
-            )
+            if began is not None:
+                self._meter.timings.decode_s += self._clock() - began
 
     def _release(self) -> None:
         """The edge's text so far may be shown. Without a reader of deltas nothing is, before the end."""
@@ -253,51 +242,46 @@ class _Answering:
         return last is None or self._clock() - last >= self._settings.flush_interval_s
 
     def _show(self) -> Delta | None:
-        """Show what was released and is new, if anything is."""
-        text = self._ledger.take()
-        if not text:
+        """Send what may be shown and is new. Where nobody reads deltas, it counts all the same."""
+        text = self._unsent + self._ledger.take()
+        self._unsent = ""
+        if not text or not self._show_early:
             return None
-        self._flushed_at = self._clock()
-        return self._delta(text)
-
-    def _delta(self, text: str) -> Delta | None:
-        """None where nobody reads deltas; the text counts all the same."""
-        if not self._show_early:
-            return None
-        if not self._timings.time_to_first_token_s:
-            self._timings.time_to_first_token_s = self._clock() - self._accepted_at
+        self._flushed_at = self._meter.shown()
         return Delta(text)
 
     async def _from_cloud(self, verdict: Verdict) -> AsyncGenerator[CascadeEvent, None]:
         """The cloud's answer, continuing what was shown; or the edge's, degraded."""
-        failure: ForebayError | None = None
-        if self._uplink is None:
-            failure = CloudUnavailable("no cloud is configured on this node", retry_after_s=60.0)
-        else:
-            sent_at = self._clock()
+        failure: ForebayError = no_cloud()
+        if self._uplink is not None:
+            self._meter.cloud_began()
             try:
                 async with aclosing(self._ask_cloud(self._uplink, verdict)) as events:
                     async for event in events:
                         yield event
                 return
-            except CLOUD_FAILURES as error:
+            except (*CLOUD_FAILURES, InvalidArgument) as error:
+                # What the cloud cannot do, such as so long a text, an edge that took the request can.
+                if isinstance(error, InvalidArgument) and not self._edge_began:
+                    raise
                 failure = error
             finally:
-                self._timings.cloud_s += self._clock() - sent_at
+                self._meter.cloud_ended()
         if not self._query.policy.allow_degraded:
             raise refusal(failure) from failure
         try:
             async with aclosing(self._finish_on_edge()) as deltas:
                 async for delta in deltas:
                     yield delta
-        except (Overloaded, EngineUnavailable) as error:
-            if verdict.reason in (Reason.EDGE_BUSY, Reason.EDGE_FAILED):
+        except (*EDGE_FAILURES, ContextTooLong) as error:
+            edge_was_first = verdict.reason in (Reason.EDGE_BUSY, Reason.EDGE_FAILED)
+            # What is too long for the edge, the cloud could have served: that is not the caller's fault.
+            if edge_was_first and not isinstance(error, ContextTooLong):
                 raise
             raise refusal(failure) from error
-        assert self._edge_finish is not None, "the edge has finished"
         reason = failure_reason(failure, has_cloud=self._uplink is not None)
         instead = degraded(verdict, reason=reason, detail=failure.message)
-        yield self._answer(instead, self._edge_finish, self._edge_logprobs, degraded=True)
+        yield self._edge_answer(instead, degraded=True)
 
     async def _ask_cloud(self, uplink: Uplink, verdict: Verdict) -> AsyncGenerator[CascadeEvent, None]:
         sampling = self._query.sampling
@@ -306,9 +290,7 @@ class _Answering:
         if shown and left <= 0:
             # Everything that was asked for has been shown.
             self._edge_finish = FinishReason.LENGTH
-            yield self._answer(
-                dataclasses.replace(verdict, tier=Tier.EDGE), FinishReason.LENGTH, self._edge_logprobs
-            )
+            yield self._edge_answer(dataclasses.replace(verdict, tier=Tier.EDGE))
             return
         query = CloudQuery(
             request_id=self._query.request_id,
@@ -320,36 +302,34 @@ class _Answering:
         )
         deadline = self._query.deadline - self._settings.deadline_margin_s
         tokens = 0
-        announced = not shown
         async with aclosing(uplink.generate(query, deadline=deadline)) as events:
             async for event in events:
-                if not announced:
-                    announced = True
+                if shown and self._hand_off_offset is None:
                     self._hand_off_offset = len(shown)
-                    if self._show_early:
-                        yield HandOff(
-                            offset=len(shown),
-                            reason=verdict.reason,
-                            confidence=verdict.confidence or 0.0,
-                        )
+                    yield HandOff(
+                        offset=len(shown), reason=verdict.reason, confidence=verdict.confidence or 0.0
+                    )
                 if isinstance(event, CloudEnd):
                     self._cloud_release = event.release
                     # The cloud's own count is the truer one; pieces may lack theirs.
                     self._add_cloud_text("", max(event.completion_tokens - tokens, 0))
-                    self._usage.prompt_tokens = self._usage.prompt_tokens or event.prompt_tokens
+                    self._meter.prompt(event.prompt_tokens)
+                    if (delta := self._show()) is not None:
+                        yield delta
                     yield self._answer(verdict, event.finish_reason, self._cloud_logprobs)
                     return
                 tokens += event.tokens
                 self._cloud_logprobs.extend(event.logprobs)
                 self._add_cloud_text(event.text, event.tokens)
-                if event.text and (delta := self._delta(event.text)) is not None:
+                if self._flush_is_due() and (delta := self._show()) is not None:
                     yield delta
         raise CloudUnavailable("the cloud's answer broke off", retry_after_s=1.0)
 
     def _add_cloud_text(self, text: str, tokens: int) -> None:
-        self._usage.cloud_tokens += tokens
+        self._meter.usage.cloud_tokens += tokens
         if self._show_early:
             self._ledger.continued(text, tokens)
+            self._unsent += text
         else:
             self._unseen_cloud_text += text
             self._unseen_cloud_tokens += tokens
@@ -358,9 +338,6 @@ class _Answering:
         """Complete the text on the edge, from the shown text or, where the cloud added none, the edge's."""
         self._unseen_cloud_text, self._unseen_cloud_tokens = "", 0
         if self._edge_finish is None or self._ledger.by_cloud:
-            if self._ledger.by_cloud:
-                # The edge's text behind what it showed is thrown away, and so is what is known of its tokens.
-                del self._edge_logprobs[self._ledger.released_tokens :]
             base, base_tokens = self._ledger.resume()
             left = self._query.sampling.max_tokens - base_tokens
             if left <= 0:
@@ -389,6 +366,10 @@ class _Answering:
                 raise
             self._edge_finish = FinishReason.LENGTH
 
+    def _edge_answer(self, verdict: Verdict, *, degraded: bool = False) -> Answer:
+        assert self._edge_finish is not None, "the edge's answer is given only when it is finished"
+        return self._answer(verdict, self._edge_finish, self._ledger.edge_logprobs, degraded=degraded)
+
     def _answer(
         self,
         verdict: Verdict,
@@ -397,9 +378,8 @@ class _Answering:
         *,
         degraded: bool = False,
     ) -> Answer:
-        self._timings.total_s = self._clock() - self._accepted_at
-        self._timings.time_to_first_token_s = self._timings.time_to_first_token_s or self._timings.total_s
-        self._usage.completion_tokens = self._ledger.shown_tokens + self._unseen_cloud_tokens
+        self._meter.finish()
+        self._meter.usage.completion_tokens = self._ledger.shown_tokens + self._unseen_cloud_tokens
         return Answer(
             text=self._ledger.shown + self._unseen_cloud_text,
             finish_reason=finish,
@@ -411,7 +391,7 @@ class _Answering:
                 degraded=degraded,
                 hand_off_offset=self._hand_off_offset,
             ),
-            usage=self._usage,
-            timings=self._timings,
+            usage=self._meter.usage,
+            timings=self._meter.timings,
             logprobs=tuple(logprobs),
         )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edge.engine.protocol import LabelRequest
-from edge.request import LabelAnswer, LabelQuery, Routed, Timings, Usage
+from edge.meter import Meter
+from edge.request import LabelAnswer, LabelQuery, Routed
 from edge.serving import ServedModel
 from edge.uplink import Uplink
-from edge.verdicts import CLOUD_FAILURES, failure_reason, refusal
-from protos.errors import CloudUnavailable, EngineUnavailable, ForebayError, Overloaded
+from edge.verdicts import CLOUD_FAILURES, EDGE_FAILURES, failure_reason, no_cloud, refusal
+from protos.errors import ContextTooLong, ForebayError, InvalidArgument, Overloaded
 from protos.labels import label_context, label_prior_context
 from protos.values import LabelScore, ReleaseRef
 from router.decision import Reason, Tier, TierPolicy, Verdict
@@ -60,9 +61,7 @@ class _Classifying:
         self._uplink = uplink
         self._deadline_margin_s = deadline_margin_s
         self._clock = clock
-        self._accepted_at = clock()
-        self._usage = Usage()
-        self._timings = Timings()
+        self._meter = Meter(clock)
 
     async def run(self, threshold: float) -> LabelAnswer:
         policy = self._query.policy
@@ -71,7 +70,7 @@ class _Classifying:
         if verdict.tier is Tier.EDGE:
             try:
                 edge_scores = await self._on_edge()
-            except (Overloaded, EngineUnavailable) as error:
+            except EDGE_FAILURES as error:
                 if policy.tier is TierPolicy.EDGE_ONLY or self._uplink is None:
                     raise
                 verdict = edge_cannot(busy=isinstance(error, Overloaded))
@@ -84,7 +83,10 @@ class _Classifying:
             return self._answer(edge_scores, verdict)
         try:
             release, scores = await self._in_cloud()
-        except CLOUD_FAILURES as failure:
+        except (*CLOUD_FAILURES, InvalidArgument) as failure:
+            # What the cloud cannot do, such as so long a text, an edge that has its scores did.
+            if isinstance(failure, InvalidArgument) and edge_scores is None:
+                raise
             return await self._degraded(verdict, edge_scores, failure)
         return self._answer(scores, verdict, cloud_release=release)
 
@@ -96,16 +98,19 @@ class _Classifying:
         if scores is None:
             try:
                 scores = await self._on_edge()
-            except (Overloaded, EngineUnavailable) as error:
+            except EDGE_FAILURES as error:
                 if verdict.reason in (Reason.EDGE_BUSY, Reason.EDGE_FAILED):
                     raise
+                raise refusal(failure) from error
+            except ContextTooLong as error:
+                # Too long for the edge, which was not asked first: the cloud could have served it.
                 raise refusal(failure) from error
         reason = failure_reason(failure, has_cloud=self._uplink is not None)
         instead = degraded(verdict, reason=reason, detail=failure.message)
         return self._answer(scores, instead, degraded=True)
 
     async def _on_edge(self) -> tuple[LabelScore, ...]:
-        query, tokenizer = self._query, self._model.tokenizer
+        query = self._query
         context = label_context(query.text, query.kind)
         context_tokens = await self._model.encode((), context)
         request = LabelRequest(
@@ -113,19 +118,19 @@ class _Classifying:
             context_tokens=context_tokens,
             prior_tokens=await self._model.encode((), label_prior_context(query.kind)),
             labels=query.labels,
-            label_tokens=tuple(tokenizer.encode_label(context, label) for label in query.labels),
+            label_tokens=await self._model.encode_labels(context, query.labels),
             deadline_s=max(0.0, query.deadline - self._clock()),
         )
         result = await self._model.engine.score_labels(request)
-        self._usage.prompt_tokens = len(context_tokens)
-        self._timings.queue_s += result.queue_s
-        self._timings.decode_s += result.service_s
+        self._meter.prompt(len(context_tokens))
+        self._meter.timings.queue_s += result.queue_s
+        self._meter.timings.decode_s += result.service_s
         return _best_first(result.scores)
 
     async def _in_cloud(self) -> tuple[ReleaseRef, tuple[LabelScore, ...]]:
         if self._uplink is None:
-            raise CloudUnavailable("no cloud is configured on this node", retry_after_s=60.0)
-        sent_at = self._clock()
+            raise no_cloud()
+        self._meter.cloud_began()
         try:
             result = await self._uplink.classify(
                 self._query,
@@ -133,8 +138,8 @@ class _Classifying:
                 deadline=self._query.deadline - self._deadline_margin_s,
             )
         finally:
-            self._timings.cloud_s += self._clock() - sent_at
-        self._usage.prompt_tokens = self._usage.prompt_tokens or result.prompt_tokens
+            self._meter.cloud_ended()
+        self._meter.prompt(result.prompt_tokens)
         return result.release, _best_first(result.scores)
 
     def _answer(
@@ -145,8 +150,7 @@ class _Classifying:
         cloud_release: ReleaseRef | None = None,
         degraded: bool = False,
     ) -> LabelAnswer:
-        self._timings.total_s = self._clock() - self._accepted_at
-        self._timings.time_to_first_token_s = self._timings.total_s
+        self._meter.finish()
         return LabelAnswer(
             scores=scores,
             routed=Routed(
@@ -156,8 +160,8 @@ class _Classifying:
                 cloud_release=cloud_release,
                 degraded=degraded,
             ),
-            usage=self._usage,
-            timings=self._timings,
+            usage=self._meter.usage,
+            timings=self._meter.timings,
         )
 
 

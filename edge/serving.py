@@ -13,8 +13,10 @@ from protos.manifest import Variant
 from protos.values import ChatMessage
 from router.confidence import ConfidenceModel
 
-# Encoding this much takes about a millisecond; more is done in a thread, so that the loop stays free.
-_INLINE_BYTES = 4096
+# Encoding this many characters takes about a millisecond; more is done in a thread: the loop stays free.
+_INLINE_CHARACTERS = 2048
+# What a message or a label costs beside its text, in characters.
+_PIECE_CHARACTERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,21 @@ class ServedModel:
                 return self.tokenizer.encode_chat(messages, prefix=prefix, limit_tokens=self.context_tokens)
             return self.tokenizer.encode(prompt + prefix, limit_tokens=self.context_tokens)
 
-        size = len(prompt) + len(prefix) + sum(len(m.content) for m in messages)
-        return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
+        size = len(prompt) + len(prefix) + sum(len(m.content) + _PIECE_CHARACTERS for m in messages)
+        return work() if size <= _INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+    async def encode_labels(self, context: str, labels: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each label as it continues the context. Never holds the event loop for long.
+
+        Raises:
+            InvalidArgument: A label has no tokens.
+        """
+
+        def work() -> tuple[tuple[int, ...], ...]:
+            return tuple(self.tokenizer.encode_label(context, label) for label in labels)
+
+        size = sum(len(label) + _PIECE_CHARACTERS for label in labels)
+        return work() if size <= _INLINE_CHARACTERS else await asyncio.to_thread(work)
 
 
 class ServedModels:

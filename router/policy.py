@@ -1,7 +1,8 @@
-"""The order of the router's questions, before and after decoding.
+"""The order of the router's questions, before, while and after the edge decodes. Pure.
 
-Before: the caller's pin, then whether there is a cloud and whether its breaker lets anything through.
-After: the confidence against the threshold of this release and variant. Pure.
+Before: the caller's pin; who is not pinned begins at the edge. While decoding: giving the edge up early is
+worth it only where the breaker lets a call through and there is time for one. After: the confidence against
+the threshold of this release and variant.
 """
 
 from __future__ import annotations
@@ -17,6 +18,17 @@ def before_decoding(policy: RoutingPolicy) -> Verdict:
     if policy.tier is TierPolicy.EDGE_ONLY:
         return Verdict(tier=Tier.EDGE, reason=Reason.PINNED, explanation="the caller asked for the edge")
     return Verdict(tier=Tier.EDGE, reason=Reason.CONFIDENT, explanation="the edge tries first")
+
+
+def worth_forwarding(*, breaker_lets_through: bool, left_s: float, margin_s: float) -> bool:
+    """Whether an edge that is still at work may be given up for the cloud.
+
+    Args:
+        breaker_lets_through: False also where there is no cloud.
+        left_s: Seconds until the request's deadline.
+        margin_s: Kept of them for answering on the edge after all.
+    """
+    return breaker_lets_through and left_s > margin_s
 
 
 def effective_threshold(release_threshold: float, policy: RoutingPolicy) -> float:

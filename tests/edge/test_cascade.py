@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+from collections.abc import Callable
 from contextlib import aclosing
 
 import pytest
@@ -15,9 +16,12 @@ from edge.cascade import CascadeSettings, answer
 from edge.request import Answer, CascadeEvent, Delta, HandOff, Query
 from protos.errors import (
     CloudUnavailable,
+    ContextTooLong,
     DeadlineExpired,
     EngineUnavailable,
     ForebayError,
+    InternalFault,
+    InvalidArgument,
     Overloaded,
     ReleaseMismatch,
 )
@@ -37,15 +41,27 @@ def engine(*logprobs: float, **options: object) -> FakeEngine:
     return FakeEngine(FakeTokenizer(), TEXT, logprobs or (SURE,), **options)  # type: ignore[arg-type]
 
 
-def query(tier: TierPolicy = TierPolicy.AUTO, *, allow_degraded: bool = True, max_tokens: int = 64) -> Query:
+def query(
+    tier: TierPolicy = TierPolicy.AUTO,
+    *,
+    allow_degraded: bool = True,
+    max_tokens: int = 64,
+    deadline: float = 1e9,
+) -> Query:
     return Query(
         request_id="r",
         messages=(ChatMessage(role=Role.USER, content="hello"),),
         prompt="",
         sampling=SamplingParams(max_tokens=max_tokens, seed=1),
         policy=RoutingPolicy(tier=tier, allow_degraded=allow_degraded),
-        deadline=1e9,
+        deadline=deadline,
     )
+
+
+def ticking(step_s: float) -> Callable[[], float]:
+    """A clock that goes on by a step whenever it is read."""
+    ticks = itertools.count()
+    return lambda: next(ticks) * step_s
 
 
 async def run(
@@ -57,7 +73,6 @@ async def run(
     flush_interval_s: float = 0.0,
     stop_after: int | None = None,
 ) -> list[CascadeEvent]:
-    ticks = itertools.count()
     events = answer(
         asked,
         served_model(edge, threshold=THRESHOLD),
@@ -67,7 +82,7 @@ async def run(
             flush_interval_s=flush_interval_s,
         ),
         show_early=stream,
-        clock=lambda: next(ticks) * 1e-3,
+        clock=ticking(1e-3),
     )
     seen: list[CascadeEvent] = []
     async with aclosing(events):
@@ -212,6 +227,7 @@ async def test_cloud_only_never_decodes_at_the_edge() -> None:
     [
         (Overloaded("full", retry_after_s=1.0), Reason.EDGE_BUSY),
         (EngineUnavailable("gone", retry_after_s=1.0), Reason.EDGE_FAILED),
+        (InternalFault("not a number"), Reason.EDGE_FAILED),
     ],
 )
 @pytest.mark.parametrize("fail_at", [0, 7])
@@ -232,10 +248,118 @@ async def test_a_busy_edge_without_a_cloud_is_overloaded() -> None:
             await run(engine(fail_at=0, error=full), cloud, query())
 
 
+@pytest.mark.parametrize("edge_says", [UNSURE, HOPELESS])
+async def test_a_request_that_only_the_edge_can_serve_is_served_there(edge_says: float) -> None:
+    long = ContextTooLong("over the cloud's context", field="prompt")
+    result = final(await run(engine(edge_says), FakeCloud(TEXT, fail_at=0, error=long), query()))
+    assert route(result) == (Tier.EDGE, Reason.CLOUD_UNAVAILABLE, True)
+    assert result.text == TEXT
+    assert "over the cloud's context" in result.routed.verdict.explanation
+
+
+async def test_a_request_that_the_cloud_refuses_and_the_edge_never_saw_is_the_callers_fault() -> None:
+    bad = InvalidArgument("no", field="prompt")
+    for asked in (query(TierPolicy.CLOUD_ONLY), query(allow_degraded=False)):
+        with pytest.raises(InvalidArgument):
+            await run(engine(UNSURE), FakeCloud(TEXT, fail_at=0, error=bad), asked)
+
+
+async def test_a_request_too_long_for_the_edge_is_not_blamed_on_the_caller_while_the_cloud_is_away() -> None:
+    edge = engine(fail_at=0, error=ContextTooLong("over the edge's context", field="prompt"))
+    with pytest.raises(CloudUnavailable):
+        await run(edge, FakeCloud(TEXT, fail_at=0, error=AWAY), query(TierPolicy.CLOUD_ONLY))
+
+
+async def test_the_edge_is_not_given_up_early_without_time_for_the_cloud() -> None:
+    edge, cloud = engine(HOPELESS), FakeCloud(TEXT, fail_at=0, error=DeadlineExpired("no time"))
+    result = final(await run(edge, cloud, query(deadline=0.4)))
+    assert route(result) == (Tier.EDGE, Reason.CLOUD_DEADLINE, True)
+    assert len(edge.asked) == 1, "it was decoded once, to its end"
+
+
+async def test_where_nobody_else_could_answer_an_unsure_stream_is_shown_as_it_forms() -> None:
+    events = await run(engine(UNSURE), None, query())
+    assert len(events) == WORDS + 1
+    assert route(final(events)) == (Tier.EDGE, Reason.NO_CLOUD, True)
+    assert route(final(await run(engine(), None, query()))) == (Tier.EDGE, Reason.CONFIDENT, False)
+
+
+async def test_what_the_gate_let_through_is_shown_in_time_even_while_it_holds() -> None:
+    cloud = FakeCloud(TEXT)
+    seen: list[int] = []
+    edge = engine(*[SURE] * 6, *[UNSURE] * 14)
+    events = answer(
+        query(),
+        served_model(edge, threshold=THRESHOLD),
+        uplink=cloud.as_uplink(),
+        settings=CascadeSettings(
+            gate=GateSettings(hold_back_tokens=4, min_tokens=4, early_exit_ratio=0.5), flush_interval_s=0.005
+        ),
+        show_early=True,
+        clock=ticking(1e-3),
+    )
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Delta):
+                seen.append(edge.spoken)
+            if isinstance(event, HandOff):
+                break
+    assert seen[0] == 4
+    assert seen[1] < WORDS, "not only when the edge has finished"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_time_in_the_cloud_is_in_the_answer(stream: bool) -> None:
+    cloud = FakeCloud(TEXT)
+    events = answer(
+        query(TierPolicy.CLOUD_ONLY),
+        served_model(engine(), threshold=THRESHOLD),
+        uplink=cloud.as_uplink(),
+        settings=CascadeSettings(),
+        show_early=stream,
+        clock=ticking(1e-3),
+    )
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Answer):
+                # Read while the generator stands at this event, as a servicer does.
+                assert 0.0 < event.timings.cloud_s <= event.timings.total_s
+                assert event.timings.decode_s == 0.0
+
+
+async def test_the_clouds_deltas_are_joined_too() -> None:
+    events = await run(engine(HOPELESS), FakeCloud(TEXT), query(), flush_interval_s=99.0)
+    assert final(events).text == TEXT
+    assert len(events) == 3, "the first piece, the rest, the answer"
+
+
+async def test_a_broken_off_cloud_leaves_no_tokens_in_an_answer_that_nobody_saw() -> None:
+    cloud = FakeCloud(TEXT, fail_at=3, error=AWAY)
+    result = final(await run(engine(HOPELESS), cloud, query(), stream=False))
+    assert (result.text, result.usage.completion_tokens, result.usage.cloud_tokens) == (TEXT, WORDS, 3)
+
+
 CONFIDENCES = st.lists(st.sampled_from([SURE, UNSURE, HOPELESS]), min_size=1, max_size=WORDS)
 FAULT = st.none() | st.tuples(
     st.integers(0, WORDS + 1),
-    st.sampled_from([AWAY, DeadlineExpired("late"), Overloaded("x", retry_after_s=1)]),
+    st.sampled_from(
+        [
+            AWAY,
+            DeadlineExpired("late"),
+            Overloaded("x", retry_after_s=1),
+            ContextTooLong("long", field="prompt"),
+        ]
+    ),
+)
+EDGE_FAULT = st.none() | st.tuples(
+    st.integers(0, WORDS),
+    st.sampled_from(
+        [
+            EngineUnavailable("gone", retry_after_s=1.0),
+            Overloaded("full", retry_after_s=1.0),
+            DeadlineExpired("late"),
+        ]
+    ),
 )
 
 
@@ -243,7 +367,8 @@ FAULT = st.none() | st.tuples(
 @given(
     confidences=CONFIDENCES,
     cloud_fault=FAULT,
-    edge_fault=st.none() | st.integers(0, WORDS),
+    edge_fault=EDGE_FAULT,
+    left_s=st.sampled_from([0.01, 0.52, 1e9]),
     tier=st.sampled_from(TierPolicy),
     degraded=st.booleans(),
     stream=st.booleans(),
@@ -255,7 +380,8 @@ FAULT = st.none() | st.tuples(
 def test_what_was_shown_is_the_answer_whatever_happens(
     confidences: list[float],
     cloud_fault: tuple[int, ForebayError] | None,
-    edge_fault: int | None,
+    edge_fault: tuple[int, ForebayError] | None,
+    left_s: float,
     tier: TierPolicy,
     degraded: bool,
     stream: bool,
@@ -266,13 +392,13 @@ def test_what_was_shown_is_the_answer_whatever_happens(
 ) -> None:
     edge = engine(*confidences)
     if edge_fault is not None:
-        edge.fail_at, edge.error = edge_fault, EngineUnavailable("gone", retry_after_s=1.0)
+        edge.fail_at, edge.error = edge_fault
     cloud = FakeCloud(TEXT) if has_cloud else None
     if cloud is not None and cloud_fault is not None:
         cloud.fail_at, cloud.error = cloud_fault
 
     async def one() -> None:
-        asked = query(tier, allow_degraded=degraded, max_tokens=max_tokens)
+        asked = query(tier, allow_degraded=degraded, max_tokens=max_tokens, deadline=left_s)
         try:
             events = await run(
                 edge, cloud, asked, stream=stream, flush_interval_s=flush, stop_after=stop_after

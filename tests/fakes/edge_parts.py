@@ -87,6 +87,7 @@ class FakeEngine:
     error: ForebayError | None = None
     gains: Sequence[float] = (2.0, 0.0)
     live: int = 0
+    spoken: int = 0
     asked: list[EngineRequest] = field(default_factory=list)
 
     @property
@@ -116,6 +117,7 @@ class FakeEngine:
                 if self.error is not None and index == self.fail_at:
                     raise self.error
                 logprob = self.logprobs[min(index, len(self.logprobs) - 1)]
+                self.spoken += 1
                 yield Tokens(stats=(TokenStat(index, logprob, 0.0, 1.0),), text=piece)
             cut = len(pieces) > request.sampling.max_tokens
             yield Finished(reason=FinishReason.LENGTH if cut else FinishReason.STOP, decode_s=0.0)
