@@ -25,7 +25,9 @@ What is assumed
 - The *order* of the scores was fixed without these rows: a signal chosen beforehand, or a score learned on
   other rows.
 
-Rows that may never be kept (an answer cut by its length) count in n, and in no kept set.
+Where the kept answers would be no better than the others, everything is forwarded: see
+`no_better_than_chance`. Rows that may never be kept (an answer cut by its length) count in n, and in no
+kept set.
 """
 
 from __future__ import annotations
@@ -119,8 +121,14 @@ def certify(
             f"the highest scores already hold more than the {allowed} bad answers of {rows} that may be seen"
         )
         return _certified(None, reason, rows=rows, alpha=alpha, delta=delta)
-    share = float(np.count_nonzero(kept >= value)) / rows
-    seen = int(np.count_nonzero(bad >= value))
+    count, seen = int(np.count_nonzero(kept >= value)), int(np.count_nonzero(bad >= value))
+    if no_better_than_chance(count, seen, of=len(kept), bad=len(bad)):
+        reason = (
+            f"forward all: of the {count} answers with the highest scores {seen} are bad, no smaller part "
+            "than of all; this score cannot tell which to keep"
+        )
+        return _certified(None, reason, rows=rows, alpha=alpha, delta=delta)
+    share = count / rows
     reason = (
         f"regret is at most {alpha:g} with confidence {1 - delta:g}: "
         f"{seen} of {rows} answers were kept and bad, {allowed} may be"
@@ -189,6 +197,15 @@ def checked_rows(
         row = int(np.flatnonzero(~np.isfinite(score))[0])
         raise ValueError(f"the score in row {row} is {score[row]}; every score must be a finite number")
     return score, regret, may_keep
+
+
+def no_better_than_chance(kept: int, bad_kept: int, *, of: int, bad: int) -> bool:
+    """Whether what is kept of `of` rows is at least as bad as they are; never when all of them are kept.
+
+    A certificate alone would keep a share below alpha of answers that are all bad: their regret is small only
+    because they are few. Forwarding all instead is always within the guarantee.
+    """
+    return bad_kept > 0 and kept < of and bad_kept * of >= bad * kept
 
 
 def _lowest_passing(kept: NDArray[np.float64], bad: NDArray[np.float64], allowed: int) -> float | None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from router.calibration.binomial import largest_passing_count
 from router.calibration.isotonic import fit_isotonic
+from router.calibration.threshold import no_better_than_chance
 from router.evaluation.metrics import ECE_BINS, Bools, Floats, expected_calibration_error, regrets
 
 Truth = Literal["table_as_population", "held_out"]
@@ -90,20 +91,20 @@ def study_splits(
     table = _Table(confidence[order], edge_right[order], cloud_right[order])
     certified_count = largest_passing_count(calibration_rows, alpha=alpha, delta=delta)
     naive_count = int(np.floor(alpha * calibration_rows + 1e-9))
-    parts: dict[int, list[tuple[Floats, ...]]] = {certified_count: [], naive_count: []}
+    parts: tuple[list[tuple[Floats, ...]], ...] = ([], [])
     for drawn in _draws(rows, calibration_rows, splits, rng, truth):
-        for count, found in parts.items():
-            thresholds = table.thresholds(drawn, count)
+        for found, count, guarded in zip(parts, (certified_count, naive_count), (True, False), strict=True):
+            thresholds = table.thresholds(drawn, count, guarded=guarded)
             found.append((thresholds, *table.truth(thresholds, drawn if truth == "held_out" else None)))
     certified, naive = (
         Outcome(
-            thresholds=np.concatenate([part[0] for part in parts[count]]),
-            share_kept=np.concatenate([part[1] for part in parts[count]]),
-            regret=np.concatenate([part[2] for part in parts[count]]),
-            accuracy=np.concatenate([part[3] for part in parts[count]]),
+            thresholds=np.concatenate([part[0] for part in found]),
+            share_kept=np.concatenate([part[1] for part in found]),
+            regret=np.concatenate([part[2] for part in found]),
+            accuracy=np.concatenate([part[3] for part in found]),
             alpha=alpha,
         )
-        for count in (certified_count, naive_count)
+        for found in parts
     )
     return SplitStudy(calibration_rows=calibration_rows, certified=certified, naive=naive)
 
@@ -142,11 +143,12 @@ class _Table:
         # Where the next larger confidence begins, for every row.
         self._next = np.searchsorted(confidence, confidence, side="right")
 
-    def thresholds(self, drawn: NDArray[np.int64], count: int) -> Floats:
+    def thresholds(self, drawn: NDArray[np.int64], count: int, *, guarded: bool) -> Floats:
         """(splits,) lowest thresholds that keep at most `count` bad rows of each set of row numbers
         (splits, n).
 
-        The same rule as `router.calibration.threshold.certify`, for many sets at once.
+        The same rule as `router.calibration.threshold.certify`, for many sets at once; `guarded` forwards
+        all where what would be kept is no better than chance.
         """
         splits, size = drawn.shape
         if count < 0:
@@ -161,7 +163,17 @@ class _Table:
         upper = np.where(drawn >= above[:, None], drawn, self.rows).min(axis=1)
         padded = np.concatenate((self.confidence, [np.inf]))
         middle = (padded[np.maximum(excluded, 0)] + padded[upper]) / 2.0
-        return np.asarray(np.where(excluded < 0, 0.0, middle), dtype=np.float64)
+        found = np.where(excluded < 0, 0.0, middle)
+        if guarded:
+            kept = self.confidence[drawn] >= found[:, None]
+            bad = self.bad[drawn]
+            shares = (kept.sum(axis=1), (kept & bad).sum(axis=1), bad.sum(axis=1))
+            useless = [
+                no_better_than_chance(int(k), int(b), of=size, bad=int(all_bad))
+                for k, b, all_bad in zip(*shares, strict=True)
+            ]
+            found = np.where(useless, np.inf, found)
+        return np.asarray(found, dtype=np.float64)
 
     def truth(self, thresholds: Floats, but_for: NDArray[np.int64] | None) -> tuple[Floats, Floats, Floats]:
         """Share kept, regret and accuracy of the cascade over the table, but for these rows of each set."""
