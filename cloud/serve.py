@@ -190,12 +190,7 @@ class CloudServer:
         health = add_health(server, [SERVICE_NAME])
         if settings.server.reflection:
             enable_reflection(server, [SERVICE_NAME])
-        try:
-            self._address = listen(server, settings.server.listen, settings.tls)
-        except SettingsError as error:
-            if error.key is not None:
-                raise
-            raise SettingsError(error.message, key="server.listen") from error
+        self._address = listen(server, settings.server.listen, settings.tls)
         await server.start()
         return health
 

@@ -89,14 +89,21 @@ def channel_options(
     return options
 
 
-def listen(server: grpc.aio.Server, address: str, tls: TlsSettings, *, key: str = "tls") -> str:
+def listen(
+    server: grpc.aio.Server,
+    address: str,
+    tls: TlsSettings,
+    *,
+    key: str = "tls",
+    address_key: str = "server.listen",
+) -> str:
     """Bind a server that has not been started.
 
     Args:
         server: Made with `server_options`.
         address: `host:port`, `[v6]:port` or `unix:path`; port 0 takes a free one.
         tls: Certificates, or plaintext.
-        key: The settings' place in the role's tree, for errors.
+        key, address_key: Where TLS and address stand in the role's settings, for errors.
 
     Returns:
         The address with the port that was taken.
@@ -107,14 +114,16 @@ def listen(server: grpc.aio.Server, address: str, tls: TlsSettings, *, key: str 
     credentials = server_credentials(tls, key=key)
     if credentials is None:
         check_plaintext(address, allow_plaintext=tls.allow_plaintext, key=key)
-    _check_port(address)
+    _check_port(address, key=address_key)
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise SettingsError(f"cannot listen on {address}: in use, or not an address here") from error
+        raise SettingsError(
+            f"cannot listen on {address}: in use, or not an address here", key=address_key
+        ) from error
     return address if address.startswith("unix") else f"{address.rpartition(':')[0]}:{port}"
 
 
@@ -137,13 +146,13 @@ def open_channel(
     return grpc.aio.secure_channel(address, channel_credentials(tls, key=key), options)
 
 
-def _check_port(address: str) -> None:
+def _check_port(address: str, *, key: str | None = None) -> None:
     """gRPC takes any text and fails much later, or never."""
     if address.startswith("unix"):
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise SettingsError(f"{address!r} is no host:port with a port from 0 to 65535")
+        raise SettingsError(f"{address!r} is no host:port with a port from 0 to 65535", key=key)
 
 
 class ReloadingChannel:

@@ -116,13 +116,13 @@ def _details(error: grpc.aio.AioRpcError) -> set[str]:
 
 @asynccontextmanager
 async def edge_node(
-    store: Path, *, cloud: str = "", engine: EngineSettings | None = None
+    store: Path, *, variant: str = "int4", cloud: str = "", engine: EngineSettings | None = None
 ) -> AsyncIterator[tuple[EdgeServer, Any]]:
-    """An edge node on the store's int4 model, and a stub connected to it."""
+    """An edge node on one variant of the store's model, and a stub connected to it."""
     server = EdgeServer(
         EdgeSettings(
             server=ServerSettings(listen="127.0.0.1:0"),
-            release=ReleaseSettings(store=store, variant="int4"),
+            release=ReleaseSettings(store=store, variant=variant),
             engine=engine or EngineSettings(),
             cloud=CloudSettings(address=cloud),
         )
