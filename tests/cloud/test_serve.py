@@ -242,7 +242,8 @@ async def test_a_full_queue_sheds_and_late_work_is_dropped_before_it_is_started(
     warm = len(engine.bodies("/v1/completions"))
     running = [asyncio.create_task(run(stub, ask())) for _ in range(2)]
     await eventually(lambda: engine.running == 2)
-    waiting = asyncio.create_task(run(stub, ask(), timeout_s=0.3))
+    # Time enough to be seen in the queue on a busy machine, and too little to get out of it.
+    waiting = asyncio.create_task(run(stub, ask(), timeout_s=2.0))
     for _ in range(500):
         status = await stub.GetStatus(cloud_pb2.GetStatusRequest(), timeout=5)
         if status.queued:
